@@ -21,7 +21,7 @@ cdef extern from "serving/replay.hpp" namespace "envplan::serving" nogil:
         vector[double] step_s, step_w, prompt_s, prompt_w
     cdef struct Size:
         int32_t chunk
-        double kv_tokens
+        double kv_tokens, link_bytes_s
         vector[int32_t] tables
     cdef struct Requests:
         int64_t count
@@ -30,22 +30,31 @@ cdef extern from "serving/replay.hpp" namespace "envplan::serving" nogil:
         const int32_t* output
         const uint8_t* known
         const uint8_t* taken
+        const int32_t* expected
     cdef struct Slo:
         double ttft_s, tbt_s
     cdef struct Need:
         double instances, busy, decoding, hopeless
     cdef cppclass CppService "envplan::serving::Service":
-        CppService(Requests, vector[Tables], vector[Size], vector[Slo]) except +
+        CppService(
+            Requests, vector[Tables], vector[Size], vector[Slo], vector[double], double
+        ) except +
         vector[Slo] slos
         vector[int64_t] counts(double, double) except +
         Need required_instances(double, double, uint32_t, int32_t, double) except +
     cdef enum class Policy(uint8_t):
         kEdf, kFcfs
+    cdef struct TransferCosts:
+        double latency_s, bytes_per_token
+    cdef cppclass Transfers:
+        int64_t count()
+        double bytes()
     cdef struct Options:
         double clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s
         Policy scheduler
+        TransferCosts transfers
     cdef struct Counts:
-        int64_t requests, first_in_time, tokens_in_time, attained
+        int64_t requests, first_in_time, tokens_in_time, attained, unservable
     cdef enum class Phase(uint8_t):
         kStarting, kIdle, kStepping, kPrompts, kGone
     cdef cppclass Batch:
@@ -69,6 +78,7 @@ cdef extern from "serving/replay.hpp" namespace "envplan::serving" nogil:
         void move(int32_t, int32_t, int32_t, cbool) except +
         void route(int32_t, int32_t, vector[int32_t]) except +
         void set_pack(int32_t, cbool) except +
+        void hand_over(int32_t, int32_t) except +
         void advance(double) except +
         void finish() except +
         const vector[Instance]& instances()
@@ -77,6 +87,9 @@ cdef extern from "serving/replay.hpp" namespace "envplan::serving" nogil:
         int64_t clock_changes()
         int64_t helped()
         int64_t squashed()
+        int64_t too_long()
+        int64_t preempted()
+        const Transfers& transfers()
 
 _POLICIES = {"edf": Policy.kEdf, "fcfs": Policy.kFcfs}
 
@@ -95,8 +108,12 @@ cdef class Service:
         known, taken: uint8 (n,), class, and class it is taken for on arrival.
         tables: of each configuration (idle_w, step_s, step_w, grid, prompt_s, prompt_w, context_s,
             context_w).
-        sizes: of each instance size (kv_tokens, chunk, tables).
+        sizes: of each instance size (kv_tokens, chunk, tables, link_bytes_s).
         slos: of each class (ttft_s, tbt_s), at most 32.
+        usual_output: tokens that outputs of each class have as far as is known beforehand.
+        expected: int32 (n,), tokens that the output of each request is expected to have, or None:
+            the mean of those of its class that have finished.
+        max_context: tokens of the longest request that is served.
     """
 
     cdef CppService* service
@@ -105,13 +122,22 @@ cdef class Service:
     def __cinit__(
         self, const double[::1] arrival not None, const int32_t[::1] input not None,
         const int32_t[::1] output not None, const uint8_t[::1] known not None,
-        const uint8_t[::1] taken not None, tables, sizes, slos,
+        const uint8_t[::1] taken not None, tables, sizes, slos, usual_output,
+        const int32_t[::1] expected=None, double max_context=1e300,
     ):
         cdef int64_t count = arrival.shape[0]
+        if expected is not None and expected.shape[0] != count:
+            raise ValueError("expected outputs must be of one length with the requests")
         if count == 0 or not count == input.shape[0] == output.shape[0] == known.shape[0] == taken.shape[0]:
             raise ValueError("requests must be there, and their arrays of one length")
-        self.borrowed = (arrival, input, output, known, taken)
-        cdef Requests requests = Requests(count, &arrival[0], &input[0], &output[0], &known[0], &taken[0])
+        self.borrowed = (arrival, input, output, known, taken, expected)
+        cdef Requests requests
+        requests.count, requests.arrival = count, &arrival[0]
+        requests.input, requests.output = &input[0], &output[0]
+        requests.known, requests.taken = &known[0], &taken[0]
+        requests.expected = NULL
+        if expected is not None:
+            requests.expected = &expected[0]
         cdef vector[Tables] all_tables
         cdef vector[Size] all_sizes
         cdef vector[Slo] all_slos
@@ -122,13 +148,15 @@ cdef class Service:
             table.idle_w, table.step_s, table.step_w = idle_w, step_s, step_w
             table.grid, table.prompt_s, table.prompt_w = grid, prompt_s, prompt_w
             all_tables.push_back(table)
-        for kv_tokens, chunk, places in sizes:
-            size.kv_tokens, size.chunk = kv_tokens, chunk
+        for kv_tokens, chunk, places, link_bytes_s in sizes:
+            size.kv_tokens, size.chunk, size.link_bytes_s = kv_tokens, chunk, link_bytes_s
             size.tables = places
             all_sizes.push_back(size)
         for ttft_s, tbt_s in slos:
             all_slos.push_back(Slo(ttft_s, tbt_s))
-        self.service = new CppService(requests, all_tables, all_sizes, all_slos)
+        self.service = new CppService(
+            requests, all_tables, all_sizes, all_slos, usual_output, max_context
+        )
 
     def __dealloc__(self):
         del self.service
@@ -153,6 +181,8 @@ cdef class Replay:
         clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s: as in
             Options.
         scheduler: "edf" or "fcfs".
+        transfer_s: from the instances that run prompts to those that decode, s, and
+        kv_bytes_per_token: of context.
     """
 
     cdef CppReplay* replay
@@ -161,11 +191,12 @@ cdef class Replay:
     def __cinit__(
         self, Service service not None, double clock_delay_s, double clock_hold_s, double clock_margin,
         double pack_share, double squash_s, double slot_s, double end_s, scheduler="edf",
+        double transfer_s=0.0, double kv_bytes_per_token=0.0,
     ):
         self.borrowed = service
         cdef Options options = Options(
             clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s,
-            _POLICIES[scheduler],
+            _POLICIES[scheduler], TransferCosts(transfer_s, kv_bytes_per_token),
         )
         self.replay = new CppReplay(service.service[0], options)
 
@@ -191,6 +222,10 @@ cdef class Replay:
     def set_pack(self, int32_t pool, cbool pack):
         """Whether a pool fills one instance after another instead of spreading requests."""
         self.replay.set_pack(pool, pack)
+
+    def hand_over(self, int32_t pool, int32_t decode_pool):
+        """Let the instances of a pool run prompts only; requests decode in another pool."""
+        self.replay.hand_over(pool, decode_pool)
 
     def advance(self, double until):
         """Let everything happen that happens before a time, s."""
@@ -237,6 +272,24 @@ cdef class Replay:
         return (
             np.array([self.replay.tally().first_token_times()[k].counts() for k in range(classes)], np.int64),
             np.array([self.replay.tally().token_intervals()[k].counts() for k in range(classes)], np.int64),
+        )
+
+    def apart(self):
+        """What does not count as served: too long; unservable, by class; preempted; and transfers.
+
+        Returns:
+            Requests longer than the model takes, which count nowhere else; of the requests that
+            count, by class, those longer than their instance's memory; how often requests were
+            preempted; contexts that were sent from instance to instance, and their bytes.
+        """
+        cdef size_t k
+        unservable = [
+            self.replay.tally().counts()[k].unservable
+            for k in range(self.replay.tally().counts().size())
+        ]
+        return (
+            self.replay.too_long(), unservable, self.replay.preempted(),
+            self.replay.transfers().count(), self.replay.transfers().bytes(),
         )
 
     def results(self):

@@ -36,10 +36,18 @@ WORKER = Path(__file__).with_name("soak_rank.py")
 
 
 class Run(NamedTuple):
-    """A run of a rank as its log tells it: `end` is None where it was killed."""
+    """A run of a rank as its log tells it.
 
-    num_steps: int
-    end: dict[str, object] | None
+    Attributes:
+        num_steps: that have a line.
+        end: its last line; None where it was killed.
+        num_iterations: by its last line, or by the first one of the next run where it was killed;
+            None: nothing says it.
+    """
+
+    num_steps: int = 0
+    end: dict[str, object] | None = None
+    num_iterations: int | None = None
 
 
 class Cluster:
@@ -131,11 +139,14 @@ class Cluster:
         for line in (self._folder / f"{rank}.jsonl").read_text().splitlines():
             event = json.loads(line)
             if event["event"] == "start":
-                runs.append(Run(0, None))
+                runs.append(Run())
             elif event["event"] == "step":
-                runs[-1] = Run(runs[-1].num_steps + 1, runs[-1].end)
+                runs[-1] = runs[-1]._replace(num_steps=runs[-1].num_steps + 1)
             elif event["event"] == "end":
-                runs[-1] = Run(runs[-1].num_steps, event)
+                num_iterations = sum(event["iterations"].values())
+                runs[-1] = runs[-1]._replace(end=event, num_iterations=num_iterations)
+            elif event["event"] == "killed":
+                runs[-1] = runs[-1]._replace(num_iterations=sum(event["iterations"].values()))
         return runs
 
 
@@ -192,8 +203,16 @@ def soak_cluster(
     lost = sum(count["followed"] for count in counts) - num_logged
     promise(
         lost <= 200 * max(1, num_killed),
-        f"{num_killed} runs that were killed: {lost} followed iterations were done but not logged "
-        "yet",
+        f"{num_killed} runs that were killed: {lost} followed iterations have no line of their own",
+    )
+    num_unknown = sum(run.num_iterations is None for of_rank in runs for run in of_rank)
+    num_counted = sum(run.num_iterations or 0 for of_rank in runs for run in of_rank)
+    num_in_ledgers = sum(count.total() for count in counts)
+    # A run that ends between an iteration and its line in the ledger does it once more.
+    promise(
+        num_unknown == 0 and 0 <= num_counted - num_in_ledgers <= sum(map(len, runs)),
+        f"{num_in_ledgers} iterations are in the ledgers, {num_counted} are counted in the logs; "
+        f"{num_unknown} runs without a count",
     )
     promise(services_lived, "both services lived on")
     promise("Traceback" not in cluster.errors(), "no traceback of any process")

@@ -190,12 +190,17 @@ def plan(line: str = "") -> Plan:
         ("--chunks 2", "--vp 2"),
         ("--stages 2 --chunks 2", "--pp 2 --vp 2"),
         ("--gpus-per-stage 4", "--tp 2 --cp 2"),
-        ("--switch-latency 20", "--switch-latency 0.02s"),
         ("--p2p-latency 0.001", "--p2p-latency 1ms"),
     ],
 )
 def test_old_names_and_plain_numbers_mean_the_same(folder: Path, old: str, new: str) -> None:
     assert plan(old) == plan(new)
+
+
+def test_a_plain_latency_is_in_milliseconds_and_says_so(folder: Path) -> None:
+    ran = envplan("solve", "--switch-latency", "20")
+    assert (ran.code, ran.err) == (0, "envplan: warning: 20 is read as 20ms; say so: 20ms\n")
+    assert Plan.load("plan.json") == plan("--switch-latency 0.02s")
 
 
 def test_what_the_sidecar_says_counts_and_a_contradiction_is_told(folder: Path) -> None:

@@ -242,6 +242,32 @@ def test_requests_that_no_fleet_can_answer_in_time_are_told(tmp_path: Path) -> N
     assert json.loads(ran.out)["requests_hopeless"] == 10
 
 
+def test_requests_longer_than_the_model_takes_or_memory_holds_are_named(tmp_path: Path) -> None:
+    lines = [
+        "2,1000,idle,0,0,100", "2,1000,prefill,1000,0.1,700", "2,1000,decode,1,0.01,300",
+        "2,1000,decode,64,0.01,300", "2,1000,context,100000,0.005,500",
+    ]  # fmt: skip
+    path = tmp_path / "small.csv"
+    write_profile(path, lines, kv_tokens={"2": 5000}, max_context_tokens=8192)
+    rows = [f"{k},{100 + 2000 * k},50" for k in range(6)]
+    trace_of(tmp_path, *rows, header="arrived_at,prompt_size,token_size")
+    scheduled = ("--scheduler", "fcfs", "--chunk", "512")
+    ran = inside("simulate", str(path), "--trace", "trace.csv", "--json", *scheduled)
+    assert "1 request longer than the 8192 tokens that the model takes: not served" in ran.err
+    assert "envplan: 2 requests longer than the memory of the instances" in ran.err
+    document = json.loads(ran.out)
+    assert document["requests"] == 5
+    assert document["requests_too_long"] == 1
+    assert document["requests_unservable"] == 2
+
+
+def test_an_error_of_lengths_goes_with_true_lengths(tmp_path: Path) -> None:
+    trace_of(tmp_path, "0,SS,1", "60,SS,1")
+    known = ("simulate", "--trace", "trace.csv", "--length-error", "30%")
+    assert_refused(inside(*known), 2, "goes with true lengths")
+    assert inside(*known, "--predicted-lengths", "true").code == 0
+
+
 #: Arguments of `solve` and `simulate` | exit code | words of the one line that is said.
 REFUSED = """
 solve --load SS | 2 | --load must be CLASS=TOKENS/S

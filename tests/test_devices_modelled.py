@@ -44,7 +44,7 @@ def test_clocks_and_limits_are_those_of_the_data_sheet(
 
 def test_names_are_found_in_any_case_and_unknown_ones_listed() -> None:
     assert gpu("A40") is GPUS["a40"]
-    with pytest.raises(InputError, match="a100-pcie-40gb"):
+    with pytest.raises(InputError, match="did you mean a40"):
         gpu("a41")
 
 

@@ -20,6 +20,9 @@ from envplan.cli import app
         (["--p2p-latency", "2"], "--p2p-latency takes units, as in 2ms"),
         (["--switch-latency", "20s"], "--switch-latency takes units, as in 20ms"),
         (["--blocking-power", "3"], "a waiting GPU draws 3 W"),
+        (["--slowdown", "0.01"], "a slowdown of 0.01% is next to none; 1% is --slowdown 1"),
+        (["--switch-latency", "2"], "2 is read as 2ms; say so: 2ms"),
+        (["--min-dwell", "20"], "20 is read as 20ms; say so: 20ms"),
     ],
 )
 def test_a_doubt_is_one_line_and_the_plan_is_made(
@@ -57,6 +60,23 @@ def test_python_is_told_that_slowdown_is_a_fraction() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile(2))
     with pytest.warns(DoubtWarning, match=r"2% is .* slowdown=0\.02 in Python"):
         frontier.plan(slowdown=2)
+
+
+def test_a_warning_points_at_the_line_of_the_caller() -> None:
+    with pytest.warns(DoubtWarning) as of_job:
+        frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile(2), blocking_power=3)
+    with pytest.warns(DoubtWarning) as of_request:
+        frontier.plan(slowdown=2)
+    told = [*of_job, *of_request]
+    assert {warning.filename for warning in told} == {__file__}
+    assert len({warning.lineno for warning in told}) == 2
+
+
+@pytest.mark.parametrize("option", ["--switch-latency 20ms", "--switch-latency 0", "--slowdown 1"])
+def test_units_and_nothing_are_not_doubted(tmp_path: Path, option: str) -> None:
+    small_profile(2).save_csv(tmp_path / "profile.csv")
+    ran = envplan("solve", *option.split(), cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
 
 
 def test_profiles_in_milliseconds_or_kilojoules_are_doubted() -> None:

@@ -28,6 +28,7 @@ from envplan.plotting.report import (
     report_page,
     timeline_page,
 )
+from envplan.profile import Profile
 from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
 
@@ -195,6 +196,15 @@ def test_large_jobs_have_no_slower_plans_and_long_curves_are_thinned(
     thin = data_of(frontier_page(frontier, along))["explorer"]["frontier"]
     assert 2 < len(thin["curve"]) <= 6 < len(frontier.times)
     assert [thin["curve"][k][0] for k in (0, -1)] == [frontier.min_time, frontier.min_energy_time]
+
+
+def test_a_page_names_its_profile_once(frontier: Frontier) -> None:
+    assert "; profile small<" in frontier_page(frontier, frontier.sample_plans(2))
+    frame = frontier.profile.to_frame()
+    unnamed = trace_frontier(Pipeline("1f1b", 3, 4), Profile.from_dataframe(frame))
+    text = frontier_page(unnamed, unnamed.sample_plans(2))
+    assert "profile profile" not in text
+    assert "; profile.csv<" in text
 
 
 @pytest.mark.parametrize("count", [1, 4, 6, 7, 8, 11, 13])

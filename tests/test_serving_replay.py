@@ -39,8 +39,10 @@ def service(
         class_index,
         class_index,
         tables=[table(2.0), table()],
-        sizes=[(kv, chunk, [0, 1])],
+        sizes=[(kv, chunk, [0, 1], 1e12)],
         slos=[(ttft[min(k, len(ttft) - 1)], 1.0) for k in range(9)],
+        usual_output=[100.0] * 9,
+        expected=output_tokens.astype(np.int32),
     )
 
 
@@ -241,7 +243,7 @@ def test_only_the_classes_that_are_asked_for_count() -> None:
 
 def test_arrays_of_different_lengths_and_unknown_classes_are_refused() -> None:
     of_two, ints, bytes_ = np.zeros(2), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.uint8)
-    rest: Any = ([table()], [(1e6, 1000, [0])], [(1.0, 1.0)] * 9)
+    rest: Any = ([table()], [(1e6, 1000, [0], 1e12)], [(1.0, 1.0)] * 9, [100.0] * 9)
     with pytest.raises(ValueError, match="one length"):
         Service(np.zeros(3), ints, ints, bytes_, bytes_, *rest)
     with pytest.raises(ValueError, match="has no class"):

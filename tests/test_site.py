@@ -548,6 +548,30 @@ def test_a_peak_is_the_highest_step_of_the_replay() -> None:
             assert peak_w >= plan.energy_j / plan.iteration_time_s * job_.scale * (1 - 1e-9)
 
 
+def test_an_optimizer_between_iterations_counts_at_the_highest_clock(tmp_path: Path) -> None:
+    rows = [
+        (0, "forward", 1740, 0.1, 20.0),
+        (0, "forward", 870, 0.15, 15.0),
+        (0, "backward", 1740, 0.2, 40.0),
+        (0, "backward", 870, 0.3, 30.0),
+        (0, "optimizer", 1740, 0.01, 3.0),
+        (0, "optimizer", 870, 0.01, 1.0),
+    ]
+    for name, its_rows, expected_w in (("without", rows[:4], None), ("with", rows, 300.0)):
+        path = tmp_path / f"{name}.csv"
+        Profile.from_rows(its_rows).save_csv(path)
+        profile = Profile.read_csv(path)
+        frontier = trace_frontier(Pipeline("1f1b", 1, 2), profile, full=True)
+        file = FrontierFile.from_plans(frontier, distinct(frontier.sample_plans(3)))
+        file.save(tmp_path / f"{name}.json")
+        job_ = SiteJob(name, file, sha256=frontier_sha256(file), source=tmp_path / f"{name}.json")
+        (peaks_w,) = peak_powers_w([job_])
+        if expected_w is None:
+            assert max(peaks_w) == pytest.approx(200.0)
+        else:
+            assert peaks_w == pytest.approx([expected_w] * len(peaks_w))
+
+
 def power_at(replay: Replay, time_ns: int, blocking_w: list[float]) -> float:
     """The power of one GPU a stage together at a moment, from the operations that run then."""
     power_w = 0.0

@@ -34,7 +34,11 @@ pytestmark = [
 
 HERE = Path(__file__).parent
 DEPLOY = HERE.parent / "deploy" / "slurm"
-BIN = Path(sys.executable).parent
+#: How this interpreter runs what the nodes call: its folder need not have the commands.
+PROGRAMS = {
+    "envplan": '-c "from envplan.cli.main import main; main()"',
+    "torchrun": "-m torch.distributed.run",
+}
 RANKS_PER_NODE = 2
 
 
@@ -51,8 +55,9 @@ class Cluster:
         for node in ("n1", "n2"):
             (folder / node).mkdir()
             self.nodes[node] = FakeNvml(folder / node / "nvml.state", gpu("a40"), RANKS_PER_NODE)
-        for name in ("envplan", "torchrun"):
-            self.script(f"bin/{name}", f'{self._environment()}exec {BIN / name} "$@"\n')
+        for name, program in PROGRAMS.items():
+            run = f'exec {sys.executable} {program} "$@"\n'
+            self.script(f"bin/{name}", self._environment() + run)
         for hook in ("prolog", "epilog"):
             self.script(
                 f"slurm/{hook}.sh",

@@ -13,9 +13,9 @@ struct LaterLeave {
 
 }  // namespace
 
-void Batch::add(int32_t request, double first_token, double context, double steps) {
+void Batch::add(int32_t request, double first_token, double context, double steps, double reserve) {
   const double offset = context - progress_;
-  requests_.push_back({progress_ + steps, first_token, offset, request});
+  requests_.push_back({progress_ + steps, first_token, offset, reserve, added_++, request});
   std::push_heap(requests_.begin(), requests_.end(), LaterLeave());
   offsets_ += offset;
 }
@@ -24,6 +24,17 @@ Decoding Batch::pop() {
   std::pop_heap(requests_.begin(), requests_.end(), LaterLeave());
   const Decoding gone = requests_.back();
   requests_.pop_back();
+  offsets_ -= gone.offset;
+  return gone;
+}
+
+Decoding Batch::pop_latest() {
+  const auto earlier = [](const Decoding& a, const Decoding& b) { return a.order < b.order; };
+  const auto latest = std::max_element(requests_.begin(), requests_.end(), earlier);
+  const Decoding gone = *latest;
+  *latest = requests_.back();
+  requests_.pop_back();
+  std::make_heap(requests_.begin(), requests_.end(), LaterLeave());
   offsets_ -= gone.offset;
   return gone;
 }

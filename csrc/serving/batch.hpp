@@ -19,6 +19,8 @@ struct Decoding {
   double leaves;       // progress of the batch at its last token
   double first_token;  // when that came, s
   double offset;       // tokens of its context, less the batch's progress
+  double reserve;      // tokens of memory that are kept for it
+  int64_t order;       // rises with each request that comes in
   int32_t request;
 };
 
@@ -31,11 +33,13 @@ class Batch {
   const Decoding& front() const { return requests_.front(); }
   const std::vector<Decoding>& requests() const { return requests_; }
 
-  // A request comes in with so many tokens of context and as many steps to go. Progress must be
-  // whole.
-  void add(int32_t request, double first_token, double context, double steps);
+  // A request comes in: its first token came at `first_token`, it has so many tokens of context and
+  // as many steps to go, and so much memory is kept for it. Progress must be whole.
+  void add(int32_t request, double first_token, double context, double steps, double reserve);
   // Takes out the request that leaves first.
   Decoding pop();
+  // Takes out the request that came in last. Takes time by the batch.
+  Decoding pop_latest();
 
   // Tokens of context that the next step reads.
   double context() const { return offsets_ + progress_ * static_cast<double>(size()); }
@@ -66,8 +70,9 @@ class Batch {
   double speed() const { return step_s_ + context_s_ * context() - 0.5 * growth(); }
 
   std::vector<Decoding> requests_;  // heap, first to leave first
-  double progress_ = 0;             // steps since the beginning
-  double offsets_ = 0;              // sum of theirs
+  int64_t added_ = 0;
+  double progress_ = 0;  // steps since the beginning
+  double offsets_ = 0;   // sum of theirs
   double step_s_ = 1, step_w_ = 0, context_s_ = 0, context_w_ = 0;
 };
 

@@ -42,8 +42,15 @@ double ClockManager::iteration_limit(const Instance& i, const Tables& table,
   if (i.batch.empty()) return most;
   const std::size_t batch = std::min(i.batch.size(), table.largest_batch());
   const double beside = table.step_s[batch] - table.step_s[1] + i.batch.context_time(table);
-  const double tbt = service_.slos[service_.requests.known[i.batch.front().request]].tbt_s;
-  return std::min(most, scheduler_.iteration_limit(tbt, beside));
+  return std::min(most, scheduler_.iteration_limit(strictest_tbt(i), beside));
+}
+
+double ClockManager::strictest_tbt(const Instance& i) const {
+  double tbt = kNever;
+  for (std::size_t k = 0; k < i.decoding_of_class.size(); ++k) {
+    if (i.decoding_of_class[k] > 0) tbt = std::min(tbt, service_.slos[k].tbt_s);
+  }
+  return tbt;
 }
 
 // The preferred clock, or the lowest above it at which every prompt that waits is in time.
@@ -74,9 +81,9 @@ bool ClockManager::prompts_are_in_time(const Instance& i, int32_t clock, const P
   const double token_s = table.prompt_time(room) / room;
   double at = now + delays_.delay_s;
   for (const Prompt* prompt = begin; prompt != end; ++prompt) {
-    const double tokens = requests.input[prompt->request] - prompt->done;
+    const double tokens = prompt->length(requests) - prompt->done;
     at += std::max(table.prompt_time(std::min(tokens, double(room))), tokens * token_s);
-    const double ttft = service_.slos[requests.known[prompt->request]].ttft_s;
+    const double ttft = service_.slos[requests.taken[prompt->request]].ttft_s;
     if (!(at <= prompt->deadline - delays_.margin * ttft)) return false;
   }
   return true;
@@ -86,7 +93,7 @@ bool ClockManager::prompts_are_in_time(const Instance& i, int32_t clock, const P
 int32_t ClockManager::clock_for_steps(const Instance& i, int32_t least) const {
   const std::size_t batch = i.batch.size();
   if (batch == 0) return least;
-  const double tbt = service_.slos[service_.requests.known[i.batch.front().request]].tbt_s;
+  const double tbt = strictest_tbt(i);
   int32_t clock = least;
   for (; clock < top_clock(i); ++clock) {
     const Tables& table = tables_at(i, clock);

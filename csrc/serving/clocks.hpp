@@ -28,6 +28,9 @@ class ClockManager {
   // request that comes meanwhile must still be in time.
   double iteration_limit(const Instance& i, const Tables& table, double strictest_ttft) const;
 
+  // The strictest TBT SLO of the requests that an instance decodes, s.
+  double strictest_tbt(const Instance& i) const;
+
   int64_t changes() const { return changes_; }
 
  private:

@@ -11,6 +11,7 @@ namespace envplan::serving {
 // Requests of one class that arrived and are finished or given up.
 struct Counts {
   int64_t requests, first_in_time, tokens_in_time, attained;
+  int64_t unservable;  // of the requests: longer than the memory of the instances that they came to
 };
 
 // How often a time was how long. The ends of the bins grow by 1%, so a quantile of what was counted
@@ -55,6 +56,7 @@ class Tally {
   // Counts a request; both times are infinite where tokens never came. Says whether it attained
   // its SLO.
   bool add(uint8_t klass, const Slo& slo, double first_token_s, double token_interval_s);
+  void add_unservable(uint8_t klass) { ++counts_[klass].unservable; }
   const std::vector<Counts>& counts() const { return counts_; }
   const std::vector<TimeCounts>& first_token_times() const { return first_token_times_; }
   const std::vector<TimeCounts>& token_intervals() const { return token_intervals_; }

@@ -109,12 +109,14 @@ class Capacity {
         begin_(begin),
         duration_(duration) {
     for (auto k = from; k < to; ++k) {
-      if (classes >> requests_.taken[k] & 1) chosen_.push_back(k);
+      if (!(classes >> requests_.taken[k] & 1) || service.is_too_long(k)) continue;
+      ++count_;
+      if (requests_.context(k) <= size.kv_tokens) chosen_.push_back(k);
     }
   }
 
   Need need(double late) {
-    if (chosen_.empty()) return {0, 0, 0, 0};
+    if (chosen_.empty()) return {0, 0, 0, count_ > 0 ? 1.0 : 0.0};
     find_levels();
     measure_costs();
     bin_demand();
@@ -122,9 +124,8 @@ class Capacity {
     const double memory = memory_bound(late);
     const double fewest =
         std::max(queues_.least(busy_s_ / duration_), quantile_of_steady_bounds(late));
-    const double prompts = std::accumulate(arrived_.begin(), arrived_.end(), 0.0);
     return {std::max(fewest, memory), busy_s_ / duration_, stays_s_ / duration_,
-            1 - static_cast<double>(hopeful_) / prompts};
+            1 - static_cast<double>(hopeful_) / static_cast<double>(count_)};
   }
 
  private:
@@ -176,7 +177,11 @@ class Capacity {
   void bin_request(int64_t k) {
     const double at = requests_.arrival[k] - begin_, input = requests_.input[k],
                  output = requests_.output[k];
-    const double work = input * token_s_ + output * batch_s_, stay = work + output * step_s_;
+    // Every step of a request reads its context, which grows.
+    const double context_s = table_.context_s * (input + 0.5 * output);
+    const double work = input * token_s_ + output * (batch_s_ + context_s);
+    const double beside_s = static_cast<double>(kUsualBatch - 1) * context_s;
+    const double stay = work + output * (step_s_ + beside_s);
     const std::size_t level = level_of_class_[requests_.known[k]];
     const std::size_t bin = std::min(static_cast<std::size_t>(at / kBin), queues_.bins - 1);
     queues_.work[bin * queues_.levels + level] += work;
@@ -240,12 +245,14 @@ class Capacity {
   // law, and the prompt tokens that leave room for it must be what comes: otherwise batches grow,
   // prompts get slower, and the fleet falls behind though it could serve the same load in calm.
   double quantile_of_steady_bounds(double late) const {
+    const double context = mean_context();
     std::vector<double> steady(input_tokens_.size(), kFull);
     for (int32_t piece = chunk_; piece > 0; piece -= kLeastChunk) {
-      const std::size_t batch = service_.batch_beside(table_, piece, tbt_s_);
-      const double beside_s = table_.step_s[batch] - table_.step_s[1];
+      const std::size_t batch = service_.batch_beside(table_, piece, tbt_s_, context);
+      const double context_s = table_.context_s * context * static_cast<double>(batch);
+      const double beside_s = table_.step_s[batch] - table_.step_s[1] + context_s;
       const double iteration_s =
-          std::max(table_.prompt_time(piece) + beside_s, table_.step_s[batch]);
+          std::max(table_.prompt_time(piece) + beside_s, table_.step_s[batch] + context_s);
       const double full = iteration_s * static_cast<double>(steady.size()) / duration_;
       for (std::size_t k = 0; k < steady.size(); ++k) {
         const double most =
@@ -256,12 +263,23 @@ class Capacity {
     return quantile(steady, 1 - late);
   }
 
+  // Tokens of context of a decoding request, on average over the steps.
+  double mean_context() const {
+    double steps = 0, read = 0;
+    for (const int64_t k : chosen_) {
+      steps += requests_.output[k];
+      read += requests_.output[k] * (requests_.input[k] + 0.5 * requests_.output[k]);
+    }
+    return steps > 0 ? read / steps : 0;
+  }
+
   static constexpr std::size_t kUsualBatch = 16;
   const Service& service_;
   const Requests& requests_;
   const Size& size_;
   const Tables& table_;
   const double begin_, duration_;
+  int64_t count_ = 0;  // requests, and those that the size can hold
   std::vector<int64_t> chosen_;
   // Levels, strictest first.
   std::vector<double> ttft_s_;

@@ -1,7 +1,9 @@
 // One instance: what it does now, what waits, and what it decodes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -18,10 +20,19 @@ struct Piece {  // of a prompt, in the running iteration
   int32_t tokens;
 };
 
-// Tokens of an instance's memory.
+// Tokens of an instance's memory. What is used must not exceed what there is. For requests inside,
+// memory is kept for outputs as long as expected; those that get longer use more than that.
 struct Memory {
   double reserved = 0;  // for the requests inside: those that decode or whose prompts have begun
   double claimed = 0;   // the same, and for those that wait
+  double prompts = 0;   // used by prompts that have begun, and by contexts that come or go
+};
+
+// A request whose prompt ran on another instance, on its way to the one that decodes it.
+struct Handover {
+  Prompt prompt;  // all of it is through; its `reserve` is that of the instance where it ran
+  int32_t from;
+  double reserve_here = 0;  // tokens of memory that are kept for it at its destination
 };
 
 struct Instance {
@@ -34,9 +45,26 @@ struct Instance {
   int32_t asked_clock = 0;     // what was asked for
   std::vector<double> queued;  // prompt tokens that wait, by level
   std::unique_ptr<PromptQueue> prompts;
-  Batch batch;
-  std::vector<Piece> pieces;
   int32_t waiting = 0;  // prompts in `prompts`
+  std::vector<Piece> pieces;
+  Batch batch;
+  std::vector<int32_t> decoding_of_class;  // requests in `batch`
+
+  std::deque<Handover> handovers;  // that wait for memory here
+  std::vector<Handover> arrived;   // whose contexts are here; they decode from the next step on
+  int32_t coming = 0, going = 0;   // transfers to and from here
+  double link_free = 0;            // when what it sends is through, s
+
+  // Tokens in memory now, with those that the next step reads.
+  double used() const { return memory.prompts + batch.context(); }
+  // Requests that decode here, or will.
+  std::size_t decoding() const {
+    return batch.size() + arrived.size() + handovers.size() + static_cast<std::size_t>(coming);
+  }
+  bool is_empty() const {
+    return batch.empty() && prompts->empty() && pieces.empty() && handovers.empty() &&
+           arrived.empty() && coming == 0 && going == 0;
+  }
 };
 
 }  // namespace envplan::serving

@@ -27,6 +27,7 @@ struct Size {
   double kv_tokens;             // tokens of context that fit beside the weights
   int32_t chunk;                // prompt tokens of one iteration, at least 1
   std::vector<int32_t> tables;  // indices of its configurations, clocks ascending; at least one
+  double link_bytes_s = 1e300;  // that an instance can send to others, or receive, > 0
 };
 
 }  // namespace envplan::serving

@@ -24,18 +24,16 @@ Replay::Replay(const Service& service, Options options)
       clocks_(service, *scheduler_,
               {options.clock_delay_s, options.clock_hold_s, options.clock_margin}),
       series_(options.slot_s, options.end_s),
-      tally_(service.slos.size()) {}
+      tally_(service.slos.size()),
+      lengths_(service),
+      transfers_(options.transfers) {}
 
 const Tables& Replay::tables(const Instance& i) const {
   return service_.tables[service_.sizes[i.size].tables[i.clock]];
 }
 
-double Replay::context(int32_t request) const {
-  return static_cast<double>(requests_.input[request]) + requests_.output[request];
-}
-
 double Replay::deadline(int32_t request) const {
-  return requests_.arrival[request] + service_.slos[requests_.known[request]].ttft_s;
+  return requests_.arrival[request] + service_.slos[requests_.taken[request]].ttft_s;
 }
 
 Instance& Replay::instance(int32_t id) {
@@ -68,6 +66,7 @@ int32_t Replay::start(int32_t pool, int32_t size, int32_t clock, bool managed, d
   i.watts = tables(i).idle_w;
   i.queued.assign(service_.num_levels, 0.0);
   i.prompts = scheduler_->make_queue();
+  i.decoding_of_class.assign(service_.slos.size(), 0);
   const auto id = static_cast<int32_t>(instances_.size());
   instances_.push_back(std::move(i));
   schedule(instances_[id], ready_at);
@@ -80,7 +79,7 @@ void Replay::retire(int32_t id) {
   if (i.phase == Phase::kGone || i.leaving) return;
   i.leaving = true;
   router_.remove(id, i.pool);
-  if (i.phase == Phase::kStarting || i.phase == Phase::kIdle) {
+  if (i.phase == Phase::kStarting || (i.phase == Phase::kIdle && i.is_empty())) {
     pass_time(i);
     i.phase = Phase::kGone;
     i.watts = 0;
@@ -105,6 +104,8 @@ void Replay::route(int32_t klass, int32_t pool, std::vector<int32_t> helpers) {
 }
 
 void Replay::set_pack(int32_t pool, bool pack) { router_.set_pack(pool, pack); }
+
+void Replay::hand_over(int32_t pool, int32_t decode_pool) { router_.hand_over(pool, decode_pool); }
 
 void Replay::pass_time(Instance& i) {
   double watts = i.watts;
@@ -137,8 +138,12 @@ void Replay::advance(double until) {
   for (;;) {
     const double arrival = following_ < requests_.count ? requests_.arrival[following_] : kNever;
     const double event = events_.empty() ? kNever : events_.front().at;
-    if (std::min(arrival, event) >= until) break;
-    if (event <= arrival) {
+    const double transfer = transfers_.next();
+    if (std::min({arrival, event, transfer}) >= until) break;
+    if (transfer <= std::min(arrival, event)) {
+      now_ = std::max(now_, transfer);
+      end_transfer();
+    } else if (event <= arrival) {
       const Event due = events_.front();
       std::pop_heap(events_.begin(), events_.end(), later);
       events_.pop_back();
@@ -159,16 +164,26 @@ void Replay::advance(double until) {
 
 void Replay::finish() {
   double until = now_;
-  for (int k = 0; k < kMaxSlotsToFinish && !events_.empty(); ++k) {
+  for (int k = 0; k < kMaxSlotsToFinish; ++k) {
+    if (events_.empty() && transfers_.next() >= kNever) break;
     advance(until += options_.slot_s);
   }
+  const auto count_decoding = [this](int32_t request, double first_token) {
+    count_finished(request, first_token - requests_.arrival[request], kNever);
+  };
+  const auto count_prompt = [&](const Prompt& prompt) {
+    if (prompt.generated > 0) return count_decoding(prompt.request, prompt.first_token);
+    count_finished(prompt.request, kNever, kNever);
+  };
   for (const Instance& i : instances_) {
-    for (const Decoding& d : i.batch.requests()) {
-      count_finished(d.request, d.first_token - requests_.arrival[d.request], kNever);
-    }
-    for (const Piece& piece : i.pieces) count_finished(piece.prompt.request, kNever, kNever);
-    for (const Prompt& prompt : i.prompts->all()) count_finished(prompt.request, kNever, kNever);
+    for (const Decoding& d : i.batch.requests()) count_decoding(d.request, d.first_token);
+    for (const Piece& piece : i.pieces) count_prompt(piece.prompt);
+    for (const Prompt& prompt : i.prompts->all()) count_prompt(prompt);
+    for (const Handover& handover : i.handovers) count_prompt(handover.prompt);
+    for (const Handover& handover : i.arrived) count_prompt(handover.prompt);
   }
+  for (const Transfer& transfer : transfers_.running()) count_prompt(transfer.handover.prompt);
+  for (const Handover& handover : unplaced_) count_prompt(handover.prompt);
   for (const int32_t request : stranded_) count_finished(request, kNever, kNever);
 }
 
@@ -182,6 +197,12 @@ void Replay::handle_event(Instance& i) {
       waiting.swap(stranded_);
       start_next(i);
       for (const int32_t request : waiting) arrive(request);
+      std::vector<Handover> unplaced;
+      unplaced.swap(unplaced_);
+      for (const Handover& handover : unplaced) {
+        --instances_[handover.from].going;
+        hand_over(instances_[handover.from], handover.prompt);
+      }
       return;
     }
   } else if (i.phase == Phase::kPrompts) {
@@ -194,19 +215,35 @@ void Replay::handle_event(Instance& i) {
 }
 
 void Replay::arrive(int32_t request) {
-  const Router::Choice choice = router_.choose(request, instances_, now_);
+  if (service_.is_too_long(request)) {
+    ++too_long_;
+    return;
+  }
+  const Router::Arrival arrival{request, static_cast<double>(requests_.input[request]),
+                                lengths_.output(request)};
+  const Router::Choice choice = router_.choose(arrival, instances_, now_);
+  if (choice.instance < 0 && choice.is_too_small) {
+    drop_unservable(request, kNever);
+    return;
+  }
   if (choice.instance < 0) {
     stranded_.push_back(request);
     return;
   }
   helped_ += choice.helps;
   Instance& i = instances_[choice.instance];
-  add_prompt(i, request);
+  Prompt prompt{deadline(request), request, 0};
+  prompt.reserve = router_.reserve(i.pool, arrival);
+  add_prompt(i, prompt);
+  wake(i);
+}
+
+void Replay::wake(Instance& i) {
   if (i.phase == Phase::kIdle) {
     pass_time(i);
     start_next(i);
   } else if (i.phase == Phase::kStepping) {
-    // Prompts come in at the end of the present step.
+    // What came is looked at when the present step ends.
     const double at = now_ + i.batch.rest_of_step(now_ - i.since);
     if (at < i.next - kRounding) schedule(i, std::max(now_, at));
   }

@@ -17,6 +17,16 @@
 //                     contexts of the decoding requests
 //   without anything  idle_w
 //
+// Memory is never exceeded. A request begins where there is memory for its prompt and for an output
+// as long as is expected; nobody knows the true one. Where contexts outgrow the memory, the request
+// that came in last loses its place and begins again, what it had got being part of its prompt (as
+// in vLLM). One that alone outgrows its instance's memory is unservable.
+//
+// Prefill and decode apart. A pool may hand over to another one: its instances only run prompts.
+// When a prompt is through, its first token is there; its context goes to an instance of the other
+// pool as soon as that has memory for it, and the request decodes there. Memory here is held until
+// the context is there.
+//
 // A request meets its SLOs if its first token comes within ttft_s of its arrival, and its further
 // tokens come tbt_s apart on average.
 //
@@ -36,9 +46,11 @@
 #include "clocks.hpp"
 #include "counts.hpp"
 #include "instance.hpp"
+#include "lengths.hpp"
 #include "router.hpp"
 #include "scheduler.hpp"
 #include "service.hpp"
+#include "transfers.hpp"
 
 namespace envplan::serving {
 
@@ -51,6 +63,7 @@ struct Options {
   double slot_s;         // of the series, > 0
   double end_s;          // of the trace: energy counts until then; not negative
   Policy scheduler = Policy::kEdf;
+  TransferCosts transfers{0, 0};  // between the instances that run prompts and those that decode
 };
 
 class Replay {
@@ -70,6 +83,8 @@ class Replay {
   void route(int32_t klass, int32_t pool, std::vector<int32_t> helpers);
   // pack: fill instances one after another instead of spreading requests over them.
   void set_pack(int32_t pool, bool pack);
+  // From now on the instances of a pool only run prompts; requests decode in another pool.
+  void hand_over(int32_t pool, int32_t decode_pool);
 
   // Everything that happens before this time, s. Takes time by the events, and by the instances
   // once.
@@ -84,6 +99,11 @@ class Replay {
   int64_t clock_changes() const { return clocks_.changes(); }
   int64_t helped() const { return helped_; }
   int64_t squashed() const { return squashed_; }
+  // Requests that are longer than the model takes; they are not served, and count nowhere else.
+  int64_t too_long() const { return too_long_; }
+  // How often a request lost its place because contexts outgrew the memory, and began again.
+  int64_t preempted() const { return preempted_; }
+  const Transfers& transfers() const { return transfers_; }
 
  private:
   struct Event {
@@ -95,24 +115,38 @@ class Replay {
   void check_clock(int32_t size, int32_t clock) const;
   const Tables& tables(const Instance& i) const;
   int32_t number(const Instance& i) const { return static_cast<int32_t>(&i - instances_.data()); }
-  double context(int32_t request) const;  // tokens of memory that it needs
   double deadline(int32_t request) const;
+  double kv_tokens(const Instance& i) const { return service_.sizes[i.size].kv_tokens; }
   void pass_time(Instance& i);            // energy and progress up to now_
   void schedule(Instance& i, double at);  // its next event
   void handle_event(Instance& i);         // its event is due
   void arrive(int32_t request);
+  void wake(Instance& i);  // something came that may run
   void count_finished(int32_t request, double first_token_s, double token_interval_s);
 
   // What an instance runs next, and what comes of it: iterations.cpp.
   void start_next(Instance& i);  // begin whatever comes next, from now_ on
   bool begin_prompts(Instance& i);
   bool take_prompt(Instance& i, Prompt* prompt);  // the next one that fits
-  bool fits(const Instance& i, int32_t request) const;
+  bool fits(const Instance& i, const Prompt& prompt) const;
+  // Whether a batch of `inside` requests takes one more, with so many tokens of context, and keeps
+  // its TBT SLO in steps without prompts; true where the scheduler does not care.
+  bool keeps_tbt(const Instance& i, std::size_t inside, uint8_t klass, double tokens) const;
   void end_prompts(Instance& i);
   void end_decoding(Instance& i);
-  void first_token(Instance& i, const Piece& piece);
-  void release(Instance& i, int32_t request);
-  void add_prompt(Instance& i, int32_t request);
+  void end_prompt(Instance& i, const Prompt& prompt);
+  void decode(Instance& i, const Prompt& prompt);
+  void add_prompt(Instance& i, const Prompt& prompt);
+  // Steps until a request leaves, memory is full, or another prompt has its turn.
+  double whole_steps(const Instance& i) const;
+  void make_room(Instance& i);  // preempt where contexts outgrow the memory
+  void finish_request(int32_t request, double first_token, double token_interval_s);
+  void drop_unservable(int32_t request, double first_token_s);
+
+  // From the instances that run prompts to those that decode: handovers.cpp.
+  void hand_over(Instance& i, const Prompt& prompt);
+  void take_handovers(Instance& i);  // begin transfers for which there is memory now
+  void end_transfer();
 
   const Service& service_;
   const Requests& requests_;
@@ -122,12 +156,15 @@ class Replay {
   ClockManager clocks_;
   SlotSeries series_;
   Tally tally_;
+  ExpectedLengths lengths_;
+  Transfers transfers_;
   double now_ = 0;
   int64_t following_ = 0;  // the next request that arrives
   std::vector<Instance> instances_;
-  std::vector<Event> events_;      // heap, soonest first
-  std::vector<int32_t> stranded_;  // requests that came when no instance ran
-  int64_t helped_ = 0, squashed_ = 0;
+  std::vector<Event> events_;       // heap, soonest first
+  std::vector<int32_t> stranded_;   // requests that came when no instance ran
+  std::vector<Handover> unplaced_;  // prompts that were through when no instance decoded
+  int64_t helped_ = 0, squashed_ = 0, too_long_ = 0, preempted_ = 0;
 };
 
 }  // namespace envplan::serving

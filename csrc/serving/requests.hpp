@@ -21,6 +21,14 @@ struct Requests {
   const int32_t* output;
   const uint8_t* known;  // class
   const uint8_t* taken;  // class that it is taken for when it arrives
+  // Output tokens that are expected of each when it arrives; null: the mean of the requests of the
+  // class it is taken for that have finished by then.
+  const int32_t* expected = nullptr;
+
+  // Tokens of input and output together.
+  double context(int64_t request) const {
+    return static_cast<double>(input[request]) + output[request];
+  }
 };
 
 }  // namespace envplan::serving

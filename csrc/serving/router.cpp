@@ -12,10 +12,6 @@ constexpr double kFull = 1e9;  // s: a wait that tells that there is no place
 constexpr double kPerRequest =
     1e-4;  // s: of two that are equally quick, the one with fewer requests
 
-double context(const Requests& requests, int32_t request) {
-  return static_cast<double>(requests.input[request]) + requests.output[request];
-}
-
 }  // namespace
 
 Router::Router(const Service& service, const Scheduler& scheduler, double pack_share)
@@ -34,6 +30,20 @@ void Router::ensure_pool(int32_t pool) {
   members_.resize(std::max(members_.size(), least));
   pack_.resize(std::max(pack_.size(), least), false);
   strictest_.resize(pack_.size(), kNever);
+  decode_pool_.resize(pack_.size(), -1);
+}
+
+void Router::hand_over(int32_t pool, int32_t decode_pool) {
+  check_pool(pool);
+  check_pool(decode_pool);
+  if (pool == decode_pool) throw std::out_of_range("a pool cannot hand over to itself");
+  ensure_pool(std::max(pool, decode_pool));
+  decode_pool_[pool] = decode_pool;
+}
+
+double Router::reserve(int32_t pool, const Arrival& arrival) const {
+  if (decode_pool_[pool] >= 0) return arrival.input + 1;
+  return arrival.input + std::max(1.0, arrival.output);
 }
 
 void Router::route(int32_t klass, int32_t pool, std::vector<int32_t> helpers) {
@@ -82,12 +92,12 @@ struct Router::Estimate {
 
 // How long a request would wait for its first token there, s, at the highest clock; kFull and more
 // if it has no place.
-double Router::wait_at(const Instance& i, int32_t request, double now, Estimate& estimate) const {
-  const Requests& requests = service_.requests;
+double Router::wait_at(const Instance& i, const Arrival& arrival, double now,
+                       Estimate& estimate) const {
   const Size& size = service_.sizes[i.size];
   const Tables& table = service_.fastest(i.size);
-  const uint8_t klass = requests.known[request];
-  const double own = requests.input[request];
+  const uint8_t klass = service_.requests.taken[arrival.request];
+  const double own = arrival.input;
   const int32_t chunk = scheduler_.usual_chunk(service_, i.size, i.batch.size());
   if (estimate.size != i.size || estimate.chunk != chunk) {
     const auto time = [&](int32_t room, double& token_s, double& own_s) {
@@ -104,7 +114,7 @@ double Router::wait_at(const Instance& i, int32_t request, double now, Estimate&
   double ahead = 0;
   for (int32_t k = 0; k <= last_level; ++k) ahead += i.queued[k];
   const std::size_t batch = i.batch.size() + i.waiting + i.pieces.size() + 1;
-  const bool full = i.memory.claimed + context(requests, request) > size.kv_tokens ||
+  const bool full = i.memory.claimed + reserve(i.pool, arrival) > size.kv_tokens ||
                     batch > scheduler_.most_batch(service_, i.size, klass);
   if (full) return kFull + ahead + static_cast<double>(batch);
   const double rest = i.phase == Phase::kPrompts ? std::max(0.0, i.next - now) : 0.0;
@@ -112,24 +122,29 @@ double Router::wait_at(const Instance& i, int32_t request, double now, Estimate&
   return rest + ahead * estimate.shared_token_s + table.step_s[1] + estimate.shared_s;
 }
 
-int32_t Router::best_of(int32_t pool, int32_t request, const std::vector<Instance>& instances,
-                        double now, double* wait) const {
-  const double promised = service_.slos[service_.requests.known[request]].ttft_s;
+Router::Choice Router::best_of(int32_t pool, const Arrival& arrival,
+                               const std::vector<Instance>& instances, double now,
+                               double* wait) const {
+  const double promised = service_.slos[service_.requests.taken[arrival.request]].ttft_s;
   Estimate estimate;
-  int32_t best = -1;
+  Choice best{-1, false, false};
   double least = 0;
   for (const int32_t id : members_[pool]) {
     const Instance& i = instances[id];
-    const double waits = wait_at(i, request, now, estimate);
+    if (arrival.input + 1 > service_.sizes[i.size].kv_tokens) {
+      best.is_too_small = true;
+      continue;
+    }
+    const double waits = wait_at(i, arrival, now, estimate);
     // Where prompts always wait, twice as many decode at a time.
     if (pack_[pool] && scheduler_.is_small(service_, i.size, 2 * i.batch.size()) &&
         waits <= pack_share_ * promised) {
       *wait = waits;
-      return id;
+      return {id, false, false};
     }
     const double key = waits + kPerRequest * static_cast<double>(i.batch.size());
-    if (best < 0 || key < least) {
-      best = id;
+    if (best.instance < 0 || key < least) {
+      best.instance = id;
       least = key;
       *wait = waits;
     }
@@ -137,24 +152,48 @@ int32_t Router::best_of(int32_t pool, int32_t request, const std::vector<Instanc
   return best;
 }
 
-Router::Choice Router::choose(int32_t request, const std::vector<Instance>& instances,
+Router::Choice Router::choose(const Arrival& arrival, const std::vector<Instance>& instances,
                               double now) const {
   const Requests& requests = service_.requests;
-  const uint8_t klass = requests.taken[request];
+  const uint8_t klass = requests.taken[arrival.request];
   double wait = kNever;
-  const int32_t own = home_[klass] < 0 ? -1 : best_of(home_[klass], request, instances, now, &wait);
-  const double left =
-      requests.arrival[request] + service_.slos[requests.known[request]].ttft_s - now;
-  if (own >= 0 && wait <= left) return {own, false};
-  Choice chosen{own, false};
+  Choice chosen{-1, false, false};
+  if (home_[klass] >= 0) chosen = best_of(home_[klass], arrival, instances, now, &wait);
+  const double left = requests.arrival[arrival.request] + service_.slos[klass].ttft_s - now;
+  if (chosen.instance >= 0 && wait <= left) return chosen;
   for (const int32_t pool : helpers_[klass]) {
     double there = kNever;
-    const int32_t other = best_of(pool, request, instances, now, &there);
-    if (other < 0 || (chosen.instance >= 0 && there > left)) continue;
-    chosen = {other, true};
+    const Choice other = best_of(pool, arrival, instances, now, &there);
+    chosen.is_too_small |= other.is_too_small;
+    if (other.instance < 0 || (chosen.instance >= 0 && there > left)) continue;
+    chosen = {other.instance, true, false};
     if (there <= left) break;
   }
   return chosen;
+}
+
+Router::Choice Router::choose_to_decode(int32_t pool, const Arrival& arrival,
+                                        const std::vector<Instance>& instances) const {
+  const uint8_t klass = service_.requests.taken[arrival.request];
+  Choice best{-1, false, false};
+  double least = 0;
+  for (const int32_t id : members_[pool]) {
+    const Instance& i = instances[id];
+    const double kv_tokens = service_.sizes[i.size].kv_tokens;
+    if (arrival.input + 2 > kv_tokens) {
+      best.is_too_small = true;
+      continue;
+    }
+    const bool full = i.memory.claimed + reserve(pool, arrival) > kv_tokens ||
+                      i.decoding() >= scheduler_.most_decoding(service_, i.size, klass);
+    if (!full && pack_[pool]) return {id, false, false};
+    const double key = (full ? kFull : 0.0) + static_cast<double>(i.decoding());
+    if (best.instance < 0 || key < least) {
+      best.instance = id;
+      least = key;
+    }
+  }
+  return best;
 }
 
 }  // namespace envplan::serving

@@ -27,26 +27,46 @@ class Router {
   // The strictest TTFT SLO of what goes to a pool, s.
   double strictest_ttft(int32_t pool) const { return strictest_[pool]; }
 
-  struct Choice {
-    int32_t instance;  // -1: there is none
-    bool helps;        // it is of another pool than the class's own
+  // A request as a router knows it.
+  struct Arrival {
+    int32_t request;
+    double input, output;  // tokens; the output as long as expected
   };
-  Choice choose(int32_t request, const std::vector<Instance>& instances, double now) const;
+  struct Choice {
+    int32_t instance;   // -1: there is none
+    bool helps;         // it is of another pool than the class's own
+    bool is_too_small;  // there are instances, and none could hold the request's prompt
+  };
+  // The instance that a request goes to.
+  Choice choose(const Arrival& arrival, const std::vector<Instance>& instances, double now) const;
+
+  // Requests of a pool only have their prompts there; they decode in another pool.
+  void hand_over(int32_t pool, int32_t decode_pool);
+  // The pool where requests of a pool decode; -1: the same.
+  int32_t decode_pool(int32_t pool) const { return decode_pool_[pool]; }
+  // The instance where a request decodes whose prompt is through: the one with the fewest requests
+  // among those with memory for it or, where the pool is packed, the first of these.
+  Choice choose_to_decode(int32_t pool, const Arrival& arrival,
+                          const std::vector<Instance>& instances) const;
+
+  // Tokens of memory that a request takes in a pool, as far as is known when it arrives.
+  double reserve(int32_t pool, const Arrival& arrival) const;
 
   static void check_pool(int32_t pool);  // throws std::out_of_range
 
  private:
   struct Estimate;
   void ensure_pool(int32_t pool);
-  double wait_at(const Instance& i, int32_t request, double now, Estimate& estimate) const;
-  int32_t best_of(int32_t pool, int32_t request, const std::vector<Instance>& instances, double now,
-                  double* wait) const;
+  double wait_at(const Instance& i, const Arrival& arrival, double now, Estimate& estimate) const;
+  Choice best_of(int32_t pool, const Arrival& arrival, const std::vector<Instance>& instances,
+                 double now, double* wait) const;
 
   const Service& service_;
   const Scheduler& scheduler_;
   double pack_share_;
   std::vector<std::vector<int32_t>> members_;  // running instances of each pool
   std::vector<bool> pack_;
+  std::vector<int32_t> decode_pool_;
   std::vector<double> strictest_;
   std::vector<int32_t> home_;  // pool of a class; -1: none
   std::vector<std::vector<int32_t>> helpers_;

@@ -40,6 +40,10 @@ class DeadlineQueue : public PromptQueue {
     return prompt;
   }
 
+  double changes_at() const override {
+    return waiting_.empty() ? kNever : waiting_.front().deadline;
+  }
+
   bool pop_squashed(double now, double squash_s, Prompt* prompt) override {
     move_late(now);
     if (late_.empty()) return false;
@@ -95,6 +99,7 @@ class Edf : public Scheduler {
     return std::make_unique<DeadlineQueue>();
   }
   bool by_deadline() const override { return true; }
+  bool keeps_tbt() const override { return true; }
   double iteration_limit(double tbt_s, double beside_s) const override {
     return kTbtShare * tbt_s - beside_s;
   }
@@ -111,6 +116,9 @@ class Edf : public Scheduler {
   }
   std::size_t most_batch(const Service& service, int32_t size, uint8_t klass) const override {
     return service.limits[size].most_batch[klass];
+  }
+  std::size_t most_decoding(const Service& service, int32_t size, uint8_t klass) const override {
+    return service.limits[size].most_decoding[klass];
   }
 };
 
@@ -137,6 +145,7 @@ class ArrivalQueue : public PromptQueue {
     return prompt;
   }
 
+  double changes_at() const override { return kNever; }
   bool pop_squashed(double, double, Prompt*) override { return false; }
 
   int in_time(int most, Prompt* prompts) const override {
@@ -157,6 +166,7 @@ class Fcfs : public Scheduler {
     return std::make_unique<ArrivalQueue>();
   }
   bool by_deadline() const override { return false; }
+  bool keeps_tbt() const override { return false; }
   double iteration_limit(double, double) const override { return kNever; }
   int32_t chunk(const Service&, const Size& size, const Tables&, std::size_t batch,
                 double) const override {
@@ -169,6 +179,9 @@ class Fcfs : public Scheduler {
     return 2 * batch <= static_cast<std::size_t>(service.sizes[size].chunk);
   }
   std::size_t most_batch(const Service& service, int32_t size, uint8_t) const override {
+    return service.fastest(size).largest_batch();
+  }
+  std::size_t most_decoding(const Service& service, int32_t size, uint8_t) const override {
     return service.fastest(size).largest_batch();
   }
 };

@@ -10,6 +10,7 @@
 //          of which each decoding request has one.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -21,10 +22,19 @@ namespace envplan::serving {
 
 enum class Policy : uint8_t { kEdf, kFcfs };
 
-struct Prompt {  // that waits, or the rest of one
+// A prompt that waits, or the rest of one. A request that was preempted begins again: what it had
+// got is part of its prompt then.
+struct Prompt {
   double deadline;
   int32_t request;
-  int32_t done;  // tokens of it that are through; if there are any, it holds memory
+  int32_t done;            // tokens of it that are through; if there are any, it holds memory
+  int32_t generated = 0;   // tokens of its output that are part of the prompt
+  double reserve = 0;      // tokens of memory that are kept for the request
+  double first_token = 0;  // when that came, if any were generated
+
+  int32_t length(const Requests& requests) const {
+    return std::max(1, requests.input[request] + generated);
+  }
 };
 
 // Prompts that wait at an instance.
@@ -40,6 +50,8 @@ class PromptQueue {
   virtual const Prompt* next_begun(double now) = 0;
   // Takes out what `next` or `next_begun` gave last.
   virtual Prompt pop() = 0;
+  // When `next` will be another prompt though none comes or goes, s; kNever: not at all.
+  virtual double changes_at() const = 0;
   // Takes out a prompt that is too late to be of use, more than `squash_s`; false if there is none.
   virtual bool pop_squashed(double now, double squash_s, Prompt* prompt) = 0;
   // The prompts in the order in which they run, if all are in time and no more than `most`: their
@@ -65,8 +77,12 @@ class Scheduler {
   virtual int32_t usual_chunk(const Service& service, int32_t size, std::size_t batch) const = 0;
   // Whether such a batch takes nothing from prompts.
   virtual bool is_small(const Service& service, int32_t size, std::size_t batch) const = 0;
+  // Whether a request waits where the batch would miss its TBT SLO with it.
+  virtual bool keeps_tbt() const = 0;
   // The largest batch that may hold a request of a class.
   virtual std::size_t most_batch(const Service& service, int32_t size, uint8_t klass) const = 0;
+  // The same where no prompts run.
+  virtual std::size_t most_decoding(const Service& service, int32_t size, uint8_t klass) const = 0;
 };
 
 std::unique_ptr<Scheduler> make_scheduler(Policy policy);

@@ -14,11 +14,13 @@ constexpr double kAsQuick = 1.1;  // times the time of a prompt's token: makes n
 }  // namespace
 
 Service::Service(Requests requests, std::vector<Tables> tables, std::vector<Size> sizes,
-                 std::vector<Slo> slos)
+                 std::vector<Slo> slos, std::vector<double> usual_output, double max_context)
     : requests(requests),
       tables(std::move(tables)),
       sizes(std::move(sizes)),
-      slos(std::move(slos)) {
+      slos(std::move(slos)),
+      usual_output(std::move(usual_output)),
+      max_context(max_context) {
   check();
   rank_classes();
   for (const Size& size : this->sizes) limits.push_back(limits_of(size));
@@ -26,11 +28,16 @@ Service::Service(Requests requests, std::vector<Tables> tables, std::vector<Size
 
 void Service::check() const {
   require(!slos.empty() && slos.size() <= kMaxClasses, "there must be one to 32 classes");
+  require(usual_output.size() == slos.size(), "each class needs a usual output");
+  for (const double tokens : usual_output) require(tokens >= 0, "tokens must not be negative");
+  require(max_context > 0, "the longest context must be positive");
   require(requests.count > 0, "requests must be there");
   for (int64_t k = 0; k < requests.count; ++k) {
     require(std::isfinite(requests.arrival[k]), "an arrival is no number");
     require(k == 0 || requests.arrival[k - 1] <= requests.arrival[k], "arrivals must ascend");
     require(requests.input[k] >= 0 && requests.output[k] >= 0, "tokens must not be negative");
+    require(requests.expected == nullptr || requests.expected[k] >= 0,
+            "expected tokens must not be negative");
     require(requests.known[k] < slos.size() && requests.taken[k] < slos.size(),
             "a request has no class");
   }
@@ -44,6 +51,7 @@ void Service::check() const {
     require(table.context_s >= 0 && table.context_w >= 0, "contexts must not speed steps up");
   }
   for (const Size& size : sizes) {
+    require(size.link_bytes_s > 0, "a link must carry something");
     require(size.chunk >= 1 && !size.tables.empty(), "a size needs a chunk and a configuration");
     for (const int32_t k : size.tables) {
       require(k >= 0 && static_cast<std::size_t>(k) < tables.size(),
@@ -79,16 +87,21 @@ SizeLimits Service::limits_of(const Size& size) const {
   }
   for (const Slo& slo : slos) {
     found.most_batch.push_back(batch_beside(table, kLeastChunk, slo.tbt_s));
+    std::size_t batch = table.largest_batch();
+    while (batch > 1 && table.step_s[batch] > kTbtShare * slo.tbt_s) --batch;
+    found.most_decoding.push_back(batch);
   }
   return found;
 }
 
-std::size_t Service::batch_beside(const Tables& table, int32_t tokens, double tbt) const {
+std::size_t Service::batch_beside(const Tables& table, int32_t tokens, double tbt,
+                                  double context) const {
   double most = kTbtShare * tbt;
   // Where an iteration with prompts is too long whatever the batch is, only the steps count.
   if (table.prompt_time(tokens) < most) most += table.step_s[1] - table.prompt_time(tokens);
   std::size_t batch = table.largest_batch();
-  while (batch > 1 && table.step_s[batch] > most) --batch;
+  const double context_s = table.context_s * context;
+  while (batch > 1 && table.step_s[batch] + context_s * static_cast<double>(batch) > most) --batch;
   return batch;
 }
 
@@ -107,7 +120,7 @@ std::vector<int64_t> Service::counts(double begin, double end) const {
   const double* last = requests.arrival + requests.count;
   const auto from = std::lower_bound(requests.arrival, last, begin) - requests.arrival;
   const auto to = std::lower_bound(requests.arrival, last, end) - requests.arrival;
-  for (auto k = from; k < to; ++k) ++found[requests.taken[k]];
+  for (auto k = from; k < to; ++k) found[requests.taken[k]] += !is_too_long(k);
   return found;
 }
 

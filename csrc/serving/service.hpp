@@ -29,13 +29,16 @@ struct SizeLimits {
   int32_t shared_chunk;                 // prompt tokens of an iteration with a small batch
   std::vector<int32_t> chunk_beside;    // the same, by batch, where fewer make prompts slower
   std::vector<std::size_t> most_batch;  // that an iteration with prompts keeps a class's TBT SLO of
+  std::vector<std::size_t> most_decoding;  // the same without prompts
 };
 
 struct Service {
   Requests requests;
   std::vector<Tables> tables;
   std::vector<Size> sizes;
-  std::vector<Slo> slos;           // of each class, at most kMaxClasses
+  std::vector<Slo> slos;             // of each class, at most kMaxClasses
+  std::vector<double> usual_output;  // tokens of each class, as far as is known beforehand
+  double max_context;  // tokens: the model takes no longer requests, which are not served at all
   std::vector<SizeLimits> limits;  // of each size
   std::vector<int32_t> levels;     // of each class: how strict its TTFT SLO is, 0 the strictest
   int32_t num_levels;
@@ -43,9 +46,13 @@ struct Service {
   // Copies all but the requests' arrays. Throws std::invalid_argument where anything contradicts
   // the contracts of its parts.
   Service(Requests requests, std::vector<Tables> tables, std::vector<Size> sizes,
-          std::vector<Slo> slos);
+          std::vector<Slo> slos, std::vector<double> usual_output, double max_context = kNever);
 
-  // Requests by the class they are taken for that arrive in [begin, end), s.
+  // Whether a request is longer than the model takes.
+  bool is_too_long(int64_t request) const { return requests.context(request) > max_context; }
+
+  // Requests by the class they are taken for that arrive in [begin, end), s, without those that
+  // are too long.
   std::vector<int64_t> counts(double begin, double end) const;
 
   // What the requests of [begin, end) need of a size at its highest clock: those that are taken
@@ -53,15 +60,18 @@ struct Service {
   // share `late` of them waits too long. Work (s of one instance) arrives in bins of a tenth of a
   // second and is done by all instances together, stricter SLOs first; a request waits too long if
   // the work that goes before it takes longer than its SLO leaves. Contexts must fit, too. Requests
-  // that are late in any case are work like others, and are not counted as late.
+  // that are late in any case are work like others, and are not counted as late; those that the
+  // size cannot hold are no work, and hopeless. Those that are too long do not count.
   Need required_instances(double begin, double end, uint32_t classes, int32_t size,
                           double late) const;
 
   // Tables of a size at its highest clock.
   const Tables& fastest(int32_t size) const { return tables[sizes[size].tables.back()]; }
 
-  // The largest batch that, beside so many prompt tokens in each iteration, keeps a TBT SLO.
-  std::size_t batch_beside(const Tables& table, int32_t tokens, double tbt) const;
+  // The largest batch that, beside so many prompt tokens in each iteration, keeps a TBT SLO, if
+  // each request has so many tokens of context.
+  std::size_t batch_beside(const Tables& table, int32_t tokens, double tbt,
+                           double context = 0) const;
 
   // A prompt alone in an instance, s.
   double own_time(const Size& size, const Tables& table, double tokens) const;

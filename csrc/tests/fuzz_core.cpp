@@ -314,7 +314,7 @@ void serve(Bytes* in) {
   }
   std::vector<s::Tables> tables;
   for (const double slower : {2.0, 1.0}) {
-    s::Tables table{100, {}, {}, 500, {}, {}};
+    s::Tables table{100, {}, {}, 500, {}, {}, 1e-7, 300};
     for (int k = 0; k < 6; ++k) {
       table.step_s.push_back(slower * (0.02 + 0.005 * k));
       table.step_w.push_back(300 + 10 * k);
@@ -332,15 +332,16 @@ void serve(Bytes* in) {
   }
   const s::Service service(
       {count, arrival.data(), input.data(), output.data(), known.data(), taken.data()}, tables,
-      {size}, slos);
+      {size}, slos, std::vector<double>(9, 20), in->raw<std::uint8_t>() < 128 ? 3000.0 : 1e300);
   const s::Need need = service.required_instances(0, 60, 0x1ff, 0, 0.01);
   PROMISE(need.instances >= 0 && need.busy >= 0);
-  s::Replay replay(service, {0.01, 1, 0.1, 0.5, 5, 10, 100});
+  const auto scheduler = in->raw<std::uint8_t>() < 128 ? s::Policy::kEdf : s::Policy::kFcfs;
+  s::Replay replay(service, {0.01, 1, 0.1, 0.5, 5, 10, 100, scheduler, {0.01, 100}});
   for (std::int64_t left = in->between(0, 30); left > 0; --left) {
     const auto a = static_cast<std::int32_t>(in->any(4)), b = static_cast<std::int32_t>(in->any(2));
     const bool flag = in->raw<std::uint8_t>() < 128;
     try {
-      switch (in->between(0, 5)) {
+      switch (in->between(0, 6)) {
         case 0:
           replay.start(a, b, static_cast<std::int32_t>(in->any(1)), flag, replay.now() + b);
           break;
@@ -356,6 +357,9 @@ void serve(Bytes* in) {
         case 4:
           replay.set_pack(a, flag);
           break;
+        case 5:
+          replay.hand_over(a, b);
+          break;
         default:
           replay.advance(replay.now() + static_cast<double>(in->between(0, 1000)) / 50);
       }
@@ -366,7 +370,7 @@ void serve(Bytes* in) {
   replay.finish();
   std::int64_t finished = 0;
   for (const s::Counts& counts : replay.tally().counts()) finished += counts.requests;
-  PROMISE(finished == count);
+  PROMISE(finished + replay.too_long() == count);
   for (const double joules : replay.series().energy()) PROMISE(joules >= 0);
 }
 

@@ -46,7 +46,8 @@ struct Load {
                             output.data(),
                             classes.data(),
                             classes.data()};
-    return Service(requests, tables, {size}, std::vector<Slo>(kClasses, Slo{1, 1}));
+    return Service(requests, tables, {size}, std::vector<Slo>(kClasses, Slo{1, 1}),
+                   std::vector<double>(kClasses, 100));
   }
 };
 

@@ -26,7 +26,7 @@ Batch batch_of(const std::vector<double>& contexts, const Tables& tables) {
   Batch batch;
   int32_t request = 0;
   for (const double context : contexts) {
-    batch.add(request, 0, context, 101 + request);
+    batch.add(request, 0, context, 101 + request, context);
     ++request;
   }
   batch.set_pace(tables);
@@ -73,6 +73,14 @@ void test_who_leaves_takes_its_context_along() {
   CHECK(batch.pop().request == 0);
   CHECK(near(batch.context(), 5101));
   CHECK(batch.size() == 1);
+}
+
+void test_the_latest_is_preempted_first() {
+  Batch batch = batch_of({1000, 5000, 20}, table(0));
+  CHECK(batch.pop_latest().request == 2);
+  CHECK(batch.pop_latest().request == 1);
+  CHECK(near(batch.context(), 1000));
+  CHECK(batch.front().request == 0);
 }
 
 std::vector<int32_t> order(Policy policy, std::vector<Prompt> prompts, double now) {
@@ -133,6 +141,7 @@ int main() {
   test_a_step_ends_when_its_rest_has_passed();
   test_without_contexts_all_steps_are_alike();
   test_who_leaves_takes_its_context_along();
+  test_the_latest_is_preempted_first();
   test_the_nearest_deadline_is_first_and_what_is_late_is_last();
   test_first_come_is_first_served_and_goes_on_first();
   test_only_edf_gives_up_what_is_too_late();

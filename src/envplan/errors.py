@@ -10,6 +10,8 @@ DoubtWarning                 a warning: a value is probably not meant
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -58,6 +60,16 @@ class NoAnswerError(EnvplanError):
 
 class DoubtWarning(UserWarning):
     """A value is probably not meant, such as a time in the wrong unit."""
+
+
+def warn_of_doubt(text: str) -> None:
+    """Warn that a value is probably not meant, at the line outside of envplan that led here."""
+    level = 2  # whoever called this
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("envplan."):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(text, DoubtWarning, stacklevel=level)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Quantities as people write them: `5ms`, `7.5s`, `1d12h`, `100k`, `15T`, `2%`, `1.2kW`.
 
-A number without a unit has the unit that its quantity is usually given in.
+A number without a unit is in seconds, joules, watts or percent. Only latencies of clocks, which
+were in milliseconds before they took units, still are: with a warning.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Final, Self
 
-from envplan.errors import InputError, shown
+from envplan.errors import InputError, shown, warn_of_doubt
 
 _PART: Final = re.compile(
     r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?)\s*([A-Za-z%]*)", re.ASCII
 )
 _LONGEST: Final = 400
+_DIGITS: Final = "0123456789."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class Quantity:
         plain: the unit of a number that stands alone; None: a unit must be given.
         least, most: the range, in the unit of the result.
         whole: whether the result is an int.
+        warns: whether to warn how a number without a unit is read, unless it is 0.
     """
 
     what: str
@@ -39,6 +42,7 @@ class Quantity:
     least: float = 0.0
     most: float = sys.float_info.max
     whole: bool = False
+    warns: bool = False
 
     def within(self, least: float, most: float | None = None) -> Self:
         """The same in another range."""
@@ -47,6 +51,10 @@ class Quantity:
     def plainly(self, unit: str) -> Self:
         """The same, with numbers that stand alone in another unit."""
         return replace(self, plain=unit)
+
+    def with_unit(self) -> Self:
+        """The same, with a warning where a number stands alone."""
+        return replace(self, warns=True)
 
     def parse(self, text: str, name: str) -> float:
         """The number that a text gives: an int where `whole`.
@@ -65,6 +73,9 @@ class Quantity:
             limit = self._shown(self.least if bound == "least" else self.most)
             given = self._shown(value) if self.whole else text
             raise InputError(f"{name} must be at {bound} {limit}, not {given}")
+        if self.warns and value and text.strip()[-1:] in _DIGITS:
+            read = f"{text.strip()}{self.plain}"
+            warn_of_doubt(f"{name} {text} is read as {read}; say so: {read}".lstrip())
         return value
 
     def _value(self, text: str) -> float | None:

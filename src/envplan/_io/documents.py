@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from envplan._io.completion import names_for_users
 from envplan._io.files import AnyPath, atomic_write, parse_json, read_bounded
 from envplan.errors import InputError, shown
 
@@ -23,6 +24,11 @@ _REMEDIES: Final = {
     "envplan/freqplan/v1": "; it is a frequency plan already, which training follows: give the "
     "plan that it was made from"
 }
+
+#: Names of models and documents that only the library uses.
+_INNER_NAMES: Final = frozenset(
+    {"of", "from_document", "schema_file", "schema_id", "schema_name", "writes_null", "kind"}
+)
 
 T = TypeVar("T")
 
@@ -202,6 +208,10 @@ class Model(BaseModel):
             return cls(**fields)
         except ValidationError as error:
             raise InputError(first_problem(error, cls.__name__.lower(), cls)) from None
+
+    def __dir__(self) -> list[str]:
+        """Names for a user: without those of pydantic, and without exact integers."""
+        return names_for_users(super().__dir__(), _INNER_NAMES)
 
 
 class Document(Model):

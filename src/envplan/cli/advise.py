@@ -112,8 +112,8 @@ def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None
     ui.say(
         "saved: of the energy of the job's schedule at maximum frequency; memory is not looked at"
     )
-    if metadata.energies_are:
-        ui.say(f"the profile's energies are {metadata.energies_are}")
+    if metadata.energies_in_words:
+        ui.say(f"the profile's energies are {metadata.energies_in_words}")
     adjustments: set[str] = set()
     for row in rows:
         adjustments.update(row.frontier.profile.adjustments.in_words())

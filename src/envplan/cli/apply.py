@@ -18,6 +18,7 @@ from envplan.cli import output as ui
 from envplan.cli.describe import ITERATION_TITLE, modelled_title, span
 from envplan.cli.invocation import invocation
 from envplan.cli.job_options import ParallelOptions, PlanOptions
+from envplan.cli.late_clocks import late_clocks
 from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, SLOW_CLOCKS, MinDwell
 from envplan.cli.tables import Column, change_row, table_columns, text_column, value_column
@@ -218,7 +219,7 @@ def apply(
     \b
     Example:
       envplan apply plan.json
-      envplan apply plan.json --tp 4 --dp 2 --min-dwell 20
+      envplan apply plan.json --tp 4 --dp 2 --min-dwell 20ms
       envplan apply plan.json --format zeus -o schedule.py
       envplan apply plan.json --format power-limits
     """
@@ -259,6 +260,8 @@ def apply(
         _warn_of_late_clocks(followed, profile, force=source.force)
     forced = profile.sha256 != plan.profile.sha256
     notes = remarks(followed, applied, chosen_format, file, forced=forced) + dwell_notes
+    if chosen_format is ENVPLAN and not forced:
+        notes += late_clocks(profile, followed)
     if dry_run:
         next_command = ["envplan", "apply", str(source.plan)]
     elif chosen_format is ENVPLAN:

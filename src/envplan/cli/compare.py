@@ -34,7 +34,8 @@ from envplan.cli.tables import (
     text_column,
     value_column,
 )
-from envplan.cli.types import OPTIONAL_FILE, OutputFile, quantity
+from envplan.cli.terminal_plot import picture
+from envplan.cli.types import OPTIONAL_FILE, TERMINAL, OutputFile, quantity
 from envplan.quantities import PERCENT, TIME
 
 if TYPE_CHECKING:
@@ -81,10 +82,10 @@ def compare(
         Path | None,
         typer.Option(
             metavar=OPTIONAL_FILE,
-            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="compare.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="compare.png", terminal=True),
             help=(
-                "Draw all planners on one frontier: .png, .svg, .pdf or .html; without a name: "
-                "compare.png."
+                "Draw all planners on one frontier: .png, .svg, .pdf or .html, - for the terminal; "
+                "without a name: compare.png."
             ),
             rich_help_panel=MOST_USED,
         ),
@@ -122,20 +123,25 @@ def compare(
         )
     with progress("Comparing clocks by part with one clock"):
         parts = compare_part_clocks(frontier)
-    if plot is not None:
-        draw_frontier(plot, frontier, frontier.plans_to_draw(_MAX_DRAWN_PLANS), comparison)
+    drawn = [] if plot is None else frontier.plans_to_draw(_MAX_DRAWN_PLANS)
+    draws_here = plot == TERMINAL
+    if not draws_here:
+        draw_frontier(plot, frontier, drawn, comparison)
     plans = [entry.plan for entry in comparison.entries]
     if run is not None:
         plans = [priced(plan, run, comparison.straggler_time) for plan in plans]
     ui.answer(
         lambda: _document(comparison, plans, parts),
-        lambda: _print(comparison, plans, parts),
+        lambda: _print(comparison, plans, parts, drawn if draws_here else ()),
         next_command=["envplan", "advise", *as_typed(job)],
     )
 
 
 def _print(
-    comparison: Comparison, plans: Sequence[envplan.Plan], parts: Sequence[PartClockSavings]
+    comparison: Comparison,
+    plans: Sequence[envplan.Plan],
+    parts: Sequence[PartClockSavings],
+    drawn: Sequence[envplan.Plan],
 ) -> None:
     frontier = comparison.frontier
     straggler_s = comparison.straggler_time
@@ -146,6 +152,8 @@ def _print(
         modelled_title(ITERATION_TITLE, source),
         [*names, *_iteration_columns(comparison), *_config_columns(comparison)],
     )
+    if drawn:
+        ui.say(*picture(frontier, drawn, comparison))
     if straggler_s is not None:
         until = f"Until a straggler is finished at {exact_seconds(straggler_s)} s"
         columns = [*names, *_straggler_columns(comparison, straggler_s)]

@@ -24,7 +24,8 @@ from envplan.cli.tables import (
     text_column,
     value_column,
 )
-from envplan.cli.types import OPTIONAL_FILE, OutputFile, quantity
+from envplan.cli.terminal_plot import picture
+from envplan.cli.types import OPTIONAL_FILE, TERMINAL, OutputFile, quantity
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
@@ -40,8 +41,11 @@ def frontier(
         Path | None,
         typer.Option(
             metavar=OPTIONAL_FILE,
-            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="frontier.png"),
-            help="Draw the frontier: .png, .svg, .pdf or .html; without a name: frontier.png.",
+            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="frontier.png", terminal=True),
+            help=(
+                "Draw the frontier: .png, .svg, .pdf or .html, - for the terminal; without a name: "
+                "frontier.png."
+            ),
             rich_help_panel=MOST_USED,
         ),
     ] = None,
@@ -99,7 +103,8 @@ def frontier(
     document = envplan.FrontierFile.from_plans(traced, along, beyond)
     if output is not None:
         document.save(output)
-    draw_frontier(plot, traced, along)
+    draws_here = plot == TERMINAL
+    draw_frontier(None if draws_here else plot, traced, along)
     # The page of --plot walks along the frontier since 0.2; --animate wrote one of its own.
     draw_frontier(animate, traced, along)
     if invocation().json:
@@ -107,7 +112,7 @@ def frontier(
         return
     ui.answer(
         dict,
-        lambda: _print(traced, along, drawn=plot is not None),
+        lambda: _print(traced, along, drawn=plot is not None and not draws_here, large=draws_here),
         next_command=["envplan", "solve", *as_typed(job)],
     )
 
@@ -134,12 +139,16 @@ def draw_frontier(
     ui.draw(path, lambda: frontier_figure(traced, plans, comparison), write_page)
 
 
-def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) -> None:
+def _print(
+    traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool, large: bool
+) -> None:
     ui.say(describe_job(traced))
     source = traced.profile.metadata.source
     ui.show_table(modelled_title(ITERATION_TITLE, source), _columns(traced, plans))
     ui.say(describe_ends(traced))
-    if not drawn:
+    if large:
+        ui.say(*picture(traced, plans))
+    elif not drawn:
         baseline = plans[0].predicted.baseline
         curve = list(zip(traced.times.tolist(), traced.energies.tolist(), strict=True))
         max_frequency = Mark(baseline.iteration_time_s, baseline.energy_j, "x")

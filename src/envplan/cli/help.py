@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from envplan.cli.invocation import invocation
 from envplan.cli.shared import ARGUMENTS, JOB, MONEY, MOST_USED, NOISE, OUTPUT, SLOW_CLOCKS, TARGET
 from envplan.cli.spread import spread_options
-from envplan.cli.types import OPTIONAL_FILE
+from envplan.cli.types import OPTIONAL_FILE, TERMINAL
 
 #: Panels of `--help` in their order; others follow in the order of their options, then OUTPUT.
 _PANELS: Final = (ARGUMENTS, MOST_USED, JOB, TARGET, SLOW_CLOCKS, NOISE, MONEY)
@@ -35,7 +35,8 @@ class Command(TyperCommand):
                 may_stand_alone.update(param.opts)
         words = []
         for word, following in pairwise([*args, "--"]):
-            stands_alone = word in may_stand_alone and following.startswith("-")
+            is_option = following.startswith("-") and following != str(TERMINAL)
+            stands_alone = word in may_stand_alone and is_option
             words.append(f"{word}=" if stands_alone else word)
         return super().parse_args(ctx, words)
 

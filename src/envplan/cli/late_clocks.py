@@ -21,10 +21,10 @@ _MAX_OPERATIONS_TO_PLAN_AGAIN: Final = 100
 _MAX_OPERATIONS_TO_REPLAY: Final = 50_000
 
 
-def late_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
+def late_clocks(profile: envplan.Profile, plan: envplan.Plan) -> Iterator[str]:
     """Where the plan's switch latency is from, or what a known one does to a plan without one."""
     latency_ns = plan.job.machine.latency_ns
-    measured_s = frontier.profile.measured_latency_s
+    measured_s = profile.measured_latency_s
     if measured_s is not None:
         if latency_ns == ns_from_s(measured_s):
             yield (
@@ -37,13 +37,13 @@ def late_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]
                 f"come {1e3 * measured_s:.3g} ms late"
             )
         return
-    published = _published_latency(frontier.profile)
+    published = _published_latency(profile)
     if published is None or latency_ns or not plan.clock_changes:
         return
     line = f"clocks are taken to come at once; published, not measured here: {published}"
-    if len(frontier.pipeline.operations) <= _MAX_OPERATIONS_TO_REPLAY:
-        ahead = _effect(frontier, plan, published.most_ms / 1e3, "ahead")
-        at_start = _effect(frontier, plan, published.most_ms / 1e3, "start")
+    if sum(map(len, plan.stages)) <= _MAX_OPERATIONS_TO_REPLAY:
+        ahead = _effect(profile, plan, published.most_ms / 1e3, "ahead")
+        at_start = _effect(profile, plan, published.most_ms / 1e3, "start")
         line += (
             f"; {published.most_ms:g} ms would add {ahead} where clocks are asked for ahead, "
             f"{at_start} where as operations start"
@@ -66,12 +66,12 @@ def _published_latency(profile: envplan.Profile) -> PublishedLatency | None:
     return max(published, key=lambda latency: latency.most_ms, default=None)
 
 
-def _effect(frontier: envplan.Frontier, plan: envplan.Plan, latency_s: float, ask: Ask) -> str:
+def _effect(profile: envplan.Profile, plan: envplan.Plan, latency_s: float, ask: Ask) -> str:
     """Time and energy that late clocks add to a plan made for clocks at once."""
     from envplan.plan import replay_plan
     from envplan.profile import Adjustments
 
-    profile = frontier.profile.with_adjustments(plan.profile.adjustments or Adjustments())
+    profile = profile.with_adjustments(plan.profile.adjustments or Adjustments())
     replay = replay_plan(plan, profile, machine=Machine(ns_from_s(latency_s), ask))
     late_energy_j = j_from_10fj(replay.energy_10fj * plan.job.num_gpus)
     time = signed_percent(100 * (s_from_ns(replay.makespan_ns) / plan.iteration_time - 1))

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shutil import get_terminal_size
@@ -16,7 +15,7 @@ import typer
 
 from envplan._io.files import atomic_write
 from envplan.cli.invocation import invocation
-from envplan.errors import DoubtWarning
+from envplan.errors import warn_of_doubt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,4 +115,4 @@ def say(*lines: str) -> None:
 
 def warn(line: str) -> None:
     """Warn on stderr, at the end of the command, about something that is probably not meant."""
-    warnings.warn(line, DoubtWarning, stacklevel=2)
+    warn_of_doubt(line)

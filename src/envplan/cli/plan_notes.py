@@ -21,15 +21,29 @@ def plan_notes(frontier: envplan.Frontier, plan: envplan.Plan) -> list[str]:
     """How the target was met, what the plan was made to bear, and what that costs."""
     return [
         *describe_configs(plan),
+        *_model_error(frontier, plan),
         *_noisy_rows(frontier, plan),
         *_given_clocks(frontier, plan),
         *_target(frontier, plan),
         *_straggler(frontier, plan),
         *_conditions(frontier, plan),
-        *late_clocks(frontier, plan),
+        *late_clocks(frontier.profile, plan),
         *_costs(plan),
         *_probability(frontier, plan),
     ]
+
+
+def _model_error(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
+    """The range of the savings, where the model behind the profile says how far it is off."""
+    from envplan.plan.model_error import savings_by_model_error
+
+    savings = savings_by_model_error(plan, frontier.profile)
+    if savings is None:
+        return
+    yield (
+        f"{plan.predicted.savings_percent:.1f}% saved ({savings.low_percent:.0f} to "
+        f"{savings.high_percent:.0f} by the model's error, one standard deviation)"
+    )
 
 
 def _noisy_rows(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:

@@ -75,6 +75,15 @@ class WorkloadOptions:
         ),
         InputFile(),
     ] = None
+    as_type: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="TYPE",
+            help="Read the config.json as if its model_type were TYPE, as in --as llama.",
+            rich_help_panel=JOB,
+        ),
+    ] = None
     entry: Annotated[
         str | None,
         typer.Option(
@@ -87,7 +96,9 @@ class WorkloadOptions:
 
     def __post_init__(self) -> None:
         """Raises: InputError: more than one option says what runs."""
-        refuse_both(options_given(self))
+        refuse_both(options_given(self, "workload", "model", "entry"))
+        if self.as_type is not None and self.model is None:
+            raise InputError("--as goes with --model")
 
 
 def _size(meaning: str) -> Any:
@@ -522,7 +533,7 @@ def _training_job(
 
 def _model_of(workload: WorkloadOptions, sizes: SizeOptions) -> Model:
     if workload.model is not None:
-        return named_model(workload.model, **sizes.chosen())
+        return named_model(workload.model, workload.as_type, **sizes.chosen())
     return model_of(workload.workload or _DEFAULT_WORKLOAD, **sizes.chosen())
 
 
@@ -667,14 +678,14 @@ def _print(profile: envplan.Profile) -> None:
         text_column("clocks (MHz)", map(_clocks, stages)),
         value_column("time (s)", [significant(stage.time_at_highest) for stage in stages]),
         value_column("energy (J)", [significant(stage.energy_at_highest) for stage in stages]),
-        value_column("valley (MHz)", map(_valley, stages)),
+        value_column("best (MHz)", map(_valley, stages)),
         change_column("slower (%)", slower_percents),
         percent_column("saved (%)", saved_percents),
     ]
     modelled = "" if metadata.source == "measured" else " (modelled)"
     ui.show_table(
         "Forward + backward of a microbatch on one GPU at the highest clock, and what the clock "
-        f"of least energy, the valley, does to it{modelled}",
+        f"of least energy (the valley of its curve) does to it{modelled}",
         columns,
     )
     microbatches = f"{metadata.num_microbatches} microbatches"

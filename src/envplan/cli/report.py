@@ -11,6 +11,7 @@ import envplan
 from envplan._io.files import atomic_write
 from envplan._io.words import signed_percent
 from envplan.cli import output as ui
+from envplan.cli.better_order import better_order
 from envplan.cli.cost_options import CostOptions
 from envplan.cli.job_options import PlanOptions
 from envplan.cli.plan_notes import plan_notes
@@ -86,7 +87,7 @@ def report(
         timeline=timeline,
         baseline=timeline.at_max_frequency(),
         comparison=comparison,
-        notes=plan_notes(frontier, plan),
+        notes=[*plan_notes(frontier, plan), *_better_order(frontier, plan)],
         slower=frontier.slower_plans_to_draw(),
     )
     atomic_write(output, report_page(content))
@@ -111,6 +112,14 @@ def report(
         lambda: ui.say(words),
         next_command=["envplan", "apply", str(source.plan)],
     )
+
+
+def _better_order(frontier: envplan.Frontier, plan: envplan.Plan) -> list[str]:
+    """Whether EnvPipe's order would save more, with a command for the plan's profile."""
+    profile, job = plan.profile, plan.job
+    words = ["envplan", "solve", str(profile.path or profile.name)]
+    words += ["--microbatches", str(job.microbatches)]
+    return list(better_order(frontier, plan, words))
 
 
 def timeline(

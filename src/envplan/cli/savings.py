@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -23,6 +23,9 @@ from envplan.quantities import COUNT, PERCENT
 
 if TYPE_CHECKING:
     from envplan.solve.savings import Saving, Site
+
+#: What the table calls plans that JSON calls otherwise.
+_POINTS: Final = {"best money": "least cost"}
 
 
 def _share(text: str, option: str) -> float:
@@ -67,8 +70,8 @@ class SiteOptions(RateOptions):
 def savings(job: JobOptions, site: SiteOptions) -> None:
     """Say what plans save: energy, money and CO2 a year.
 
-    In a month and a year, for the same work, against maximum frequency: at no slowdown, at the best
-    money between T_min and T_star, and at T_star.
+    In a month and a year, for the same work, against maximum frequency: at no slowdown, at the
+    least cost of energy and GPU hours between T_min and T_star, and at T_star.
 
     \b
     Example:
@@ -88,7 +91,7 @@ def savings(job: JobOptions, site: SiteOptions) -> None:
 
 
 def _target_of_best_plan(rows: Sequence[Saving], site: SiteOptions) -> list[str]:
-    """Options of `solve` for the plan of the best money where time is paid for, else for none."""
+    """Options of `solve` for the plan of least cost where time is paid for, else for none."""
     fastest, best, star = (row.plan for row in rows)
     if not site.gpu_hour or best.iteration_time <= fastest.iteration_time:
         return []
@@ -115,7 +118,7 @@ def _print_savings(
         f"one year at {where.price:g} {currency} a kWh{assumed}, {overheads}:",
         f"{gpus:,} GPUs at maximum frequency{used} take {spent}",
     )
-    energies = frontier.profile.metadata.energies_are
+    energies = frontier.profile.metadata.energies_in_words
     title = f"Saved for the same work, {gpus:,} GPUs"
     if energies:
         title += f", energies {energies}"
@@ -131,7 +134,7 @@ def _saving_columns(rows: Sequence[Saving], currency: str) -> list[Column]:
     months = [year_amounts(row.month, currency) for row in rows]
     years = [year_amounts(row.year, currency) for row in rows]
     return [
-        text_column("", [row.point for row in rows]),
+        text_column("", [_POINTS.get(row.point, row.point) for row in rows]),
         change_column("slower (%)", [row.plan.predicted.slowdown_percent for row in rows]),
         percent_column("energy saved (%)", [row.plan.savings.percent for row in rows]),
         *_amount_columns("a month", months, keep=-1),

@@ -21,8 +21,8 @@ CLUSTER: Final = "Cluster"
 OUTPUT: Final = "Output"
 SLOW_CLOCKS: Final = "Slow clocks"
 
-#: Latencies of clocks, which people give in milliseconds.
-_CLOCK_TIME: Final = TIME.plainly("ms").within(0, 3600)
+#: Latencies of clocks. Without a unit they are in ms, as they were when no unit could be given.
+_CLOCK_TIME: Final = TIME.plainly("ms").within(0, 3600).with_unit()
 
 PueOption = Annotated[
     float,

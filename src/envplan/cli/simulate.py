@@ -49,6 +49,7 @@ from envplan.quantities import COUNT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.costs import Run, RunComparison, RunCosts
+    from envplan.simulation.between_iterations import BetweenIterations
     from envplan.simulation.conditions import Conditions
     from envplan.simulation.replicas import ReplicaPlans
 
@@ -82,6 +83,18 @@ def simulate(
     ] = 1,
     switch_latency: SwitchLatency = None,
     ask: AskOption = None,
+    between: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIME",
+            parser=quantity(TIME),
+            help=(
+                "An optimizer and the like run for so long between iterations at the highest "
+                "clocks, as in 300ms: say what these clocks save and cost."
+            ),
+            rich_help_panel=JOB,
+        ),
+    ] = None,
     sync_time: Annotated[
         float | None,
         typer.Option(
@@ -142,10 +155,11 @@ def simulate(
     \b
     Example:
       envplan simulate plan.json --trace trace.json --plot
-      envplan simulate plan.json --noise 2 --runs 200 --switch-latency 10
+      envplan simulate plan.json --noise 2 --runs 200 --switch-latency 10ms
       envplan simulate plan.json --replicas 128 --straggler 1.2
       envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """
+    from envplan.simulation.between_iterations import between_iterations
     from envplan.simulation.conditions import Conditions
     from envplan.simulation.costs import price_replays
 
@@ -162,6 +176,7 @@ def simulate(
     )
     with naming(source.plan):
         timeline = envplan.simulate(plan, profile, force=source.force, **dict(conditions))
+        tail = between_iterations(timeline, profile, between)
     run = costs.run()
     others = _other_kinds(plan, replica_profile or (), replica or ())
     together = None
@@ -177,6 +192,7 @@ def simulate(
         run=run,
         costs=None if run is None else price_replays(run, timeline, sync_time),
         measured_latency_s=profile.measured_latency_s,
+        between=tail,
     )
     if trace is not None:
         from envplan.simulation.chrome_trace import save_chrome_trace
@@ -229,6 +245,7 @@ class Simulation:
         run: whose costs are wanted; None where they are not.
         costs: what an iteration costs and what the run does.
         measured_latency_s: how late clocks come by the profile's sidecar; None: it does not say.
+        between: what runs between iterations; None where nothing is known of it.
     """
 
     timeline: envplan.Timeline
@@ -238,11 +255,15 @@ class Simulation:
     run: Run | None
     costs: RunCosts | None
     measured_latency_s: float | None
+    between: BetweenIterations | None
 
     @property
     def notes(self) -> list[str]:
         """Whether the plan states what came of the replay, and what it costs."""
-        return self._clock_notes() + self._comparison_notes() + self._cost_notes()
+        notes = self._clock_notes() + self._comparison_notes() + self._cost_notes()
+        if self.between is not None:
+            notes.append(_between_in_words(self.between))
+        return notes
 
     def _clock_notes(self) -> list[str]:
         replay = self.timeline.replay
@@ -277,6 +298,33 @@ class Simulation:
         if self.run is None or self.costs is None or self.together is not None or self.reports:
             return []
         return replay_cost_notes(self.run, self.costs)
+
+
+def _between_in_words(between: BetweenIterations) -> str:
+    """What the highest clocks between iterations save and cost, as a sentence."""
+    slow, fast = between.at_last_clocks, between.at_highest_clocks
+    lowest_mhz, highest_mhz = min(between.last_clocks_mhz), max(between.last_clocks_mhz)
+    clocks = f"{lowest_mhz} MHz"
+    if lowest_mhz != highest_mhz:
+        clocks = f"{lowest_mhz} to {highest_mhz} MHz"
+    if between.instructions:
+        what = f"{' and '.join(between.instructions)}, by the profile's rows"
+    else:
+        what = "modelled as scaling with the clock as each stage's last operation does"
+    at_highest = f"{significant(fast.time_s)} s and {significant(fast.energy_j)} J at the highest"
+    if not between.gets_own_clocks:
+        return (
+            f"between iterations ({what}): {at_highest} clocks; that is too short for clocks of "
+            "its own, so the shim sets none"
+        )
+    at_last = f"{significant(slow.time_s)} s and {significant(slow.energy_j)} J"
+    extra_j = between.extra_energy_j
+    more_or_less = "more" if extra_j >= 0 else "less"
+    return (
+        f"between iterations ({what}): {at_last} at the last operations' clocks ({clocks}), "
+        f"{at_highest}, which the shim sets: {significant(between.time_saved_s)} s sooner for "
+        f"{significant(abs(extra_j))} J {more_or_less} an iteration"
+    )
 
 
 def _print(simulation: Simulation, profile: envplan.Profile) -> None:
@@ -400,6 +448,8 @@ def _document(simulation: Simulation) -> dict[str, object]:
         }
     if simulation.together is not None:
         document["replicas"] = simulation.together.to_dict()
+    if simulation.between is not None:
+        document["between_iterations"] = simulation.between.to_dict()
     if costs is not None:
         document["costs"] = _cost_document(costs)
     if simulation.reports:

@@ -343,6 +343,11 @@ def _print_site(plan: SitePlan, curve: Sequence[ShedPoint]) -> None:
                 f"{job.name} makes {job.iterations_made:,.1f} iterations by "
                 f"{job.by_s / _S_PER_H:g} h; {job.iterations:,} are asked for"
             )
+    if counts_peaks:
+        ui.say(
+            "peaks are those of operations that the profiles have rows for; an optimizer without "
+            "rows runs at the highest clocks between iterations, and may draw more"
+        )
     gap = max(interval.gap for interval in plan.intervals)
     plans = "no plans of these frontiers lose" if counts_peaks else "no plans lose"
     ui.say(

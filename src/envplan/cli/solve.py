@@ -12,10 +12,11 @@ import typer
 import envplan
 from envplan._io.words import counted, significant
 from envplan.cli import output as ui
+from envplan.cli.better_order import better_order
 from envplan.cli.cost_options import CostOptions
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
 from envplan.cli.describe import ITERATION_TITLE, describe_ends, describe_job, modelled_title
-from envplan.cli.given import options_given, refuse, refuse_both, require_with
+from envplan.cli.given import as_typed, options_given, refuse, refuse_both, require_with
 from envplan.cli.invocation import invocation
 from envplan.cli.job_options import JobOptions, LoadedJob
 from envplan.cli.late_clocks import frequent_changes
@@ -339,7 +340,7 @@ def solve(
       envplan solve a40-gpt3-1.3b-4stage --planner envpipe
       envplan solve --clocks freqs_pipeline_00030.py
       envplan solve --price 0.25 --iterations 100000 --deadline 21d
-      envplan solve -m 8 --slowdown 2 --switch-latency 20 --ladder 4
+      envplan solve -m 8 --slowdown 2 --switch-latency 20ms --ladder 4
       envplan solve --slowdown 3 --robust 95 --noise 2 --peak-power-cap 2000
     """
     if planner.planner == "envpipe" and not job.dag and job.vp in (None, 1):
@@ -362,9 +363,12 @@ def solve(
     with progress("Planning") as work:
         plan = _plan(frontier, asked, other_planner, planner.clocks, work)
     plan.save(output)
+    order = []
+    if not invocation().quiet and not job.dag:
+        order = list(better_order(frontier, plan, ["envplan", "solve", *as_typed(job)]))
     ui.answer(
-        lambda: _document(frontier, plan, output),
-        lambda: _print(frontier, plan),
+        lambda: _document(frontier, plan, output, order),
+        lambda: _print(frontier, plan, order),
         closing=year_of(plan, request.run),
         next_command=["envplan", "report", str(output)],
     )
@@ -401,14 +405,14 @@ def _plan(
     return other_planner.solve(frontier, request)
 
 
-def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
+def _print(frontier: envplan.Frontier, plan: envplan.Plan, order: Sequence[str]) -> None:
     ui.say(describe_job(frontier))
     headers = ("", "max frequency", "plan", "change (%)")
     title = modelled_title(ITERATION_TITLE, plan.profile.source)
     ui.show_table(title, table_columns(headers, _iteration_rows(plan)))
     print_costs(plan)
     ui.say(*plan_notes(frontier, plan), describe_ends(frontier))
-    ui.say(_changes_line(plan), *frequent_changes(frontier, plan))
+    ui.say(_changes_line(plan), *frequent_changes(frontier, plan), *order)
     if plan.ladder is not None:
         ui.say(f"{counted(len(plan.ladder), 'slower plan')} in the ladder for stragglers")
 
@@ -446,13 +450,15 @@ def _iteration_rows(plan: envplan.Plan) -> list[list[str]]:
     return rows
 
 
-def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> ui.Document:
+def _document(
+    frontier: envplan.Frontier, plan: envplan.Plan, output: Path, order: Sequence[str]
+) -> ui.Document:
     """The plan without its operations, with what a person is told of it."""
     document: dict[str, object] = {
         "plan": str(output),
         "t_min_s": frontier.min_time,
         "t_star_s": frontier.min_energy_time,
-        "notes": [*plan_notes(frontier, plan), *frequent_changes(frontier, plan)],
+        "notes": [*plan_notes(frontier, plan), *frequent_changes(frontier, plan), *order],
         "clock_changes": plan.clock_changes,
         "clock_changes_per_rank": plan.clock_changes / plan.job.stages,
         "clock_changes_per_rank_and_s": plan.clock_changes / plan.job.stages / plan.iteration_time,

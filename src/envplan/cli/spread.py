@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 
 from envplan.cli.invocation import Invocation, invocation
 from envplan.cli.shared import JsonOption, QuietOption
-from envplan.cli.types import InputFile, OutputFile
+from envplan.cli.types import TERMINAL, InputFile, OutputFile
 
 
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -107,7 +107,7 @@ def _note_files(
             continue
         files = value if isinstance(value, list) else [value]
         if _names_output(parameter.annotation):
-            outputs += files
+            outputs += [file for file in files if file != TERMINAL]
         elif _names_input(parameter.annotation):
             inputs += files
     call.will_read(*inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from envplan.cli.describe import ITERATION_TITLE, modelled_title
 from envplan.cli.given import flag, refuse_both
 from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
-from envplan.cli.shared import MOST_USED
+from envplan.cli.shared import MONEY, MOST_USED
 from envplan.cli.tables import (
     change_column,
     number_column,
@@ -23,7 +24,7 @@ from envplan.cli.tables import (
     value_column,
 )
 from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, quantity
-from envplan.quantities import COUNT
+from envplan.quantities import COUNT, NUMBER
 
 if TYPE_CHECKING:
     from envplan.sweep import SweepConfig, SweepResult, SweepRow
@@ -31,12 +32,106 @@ if TYPE_CHECKING:
 _TABLE_ROWS = 20
 _BEST = 5
 _FAILURES = 5
+#: Assumed where nobody says: about what clouds ask for a GPU by the hour.
+_DEFAULT_GPU_HOUR = 2.0
+#: Keys of a sweep whose numbers are ms.
+_IN_MS = ("switch_latency", "min_dwell")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceOptions:
+    """By what cost one of the plans is recommended."""
+
+    price: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P",
+            parser=quantity(NUMBER),
+            help="Price of a kWh, for the recommended next command; default: 0.12.",
+            rich_help_panel=MONEY,
+        ),
+    ] = None
+    gpu_hour: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P",
+            parser=quantity(NUMBER),
+            help="What an hour of a GPU costs besides energy, for the same; default: 2.",
+            rich_help_panel=MONEY,
+        ),
+    ] = None
+
+    def cheapest(self, rows: Sequence[SweepRow]) -> SweepRow | None:
+        """The point that saves most of the cost; None: none was planned."""
+        from envplan.sweep.table import cheapest_row
+
+        price, gpu_hour = self._prices()
+        return cheapest_row(rows, price=price, gpu_hour=gpu_hour)
+
+    def in_words(self) -> str:
+        """By what cost that is."""
+        price, gpu_hour = self._prices()
+        words = f"least cost at {price:g} a kWh and {gpu_hour:g} a GPU and hour"
+        if self.price is None or self.gpu_hour is None:
+            words += " (assumed; --price and --gpu-hour say yours)"
+        return words
+
+    def _prices(self) -> tuple[float, float]:
+        from envplan.solve.savings import DEFAULT_PRICE
+
+        price = DEFAULT_PRICE if self.price is None else self.price
+        return price, _DEFAULT_GPU_HOUR if self.gpu_hour is None else self.gpu_hour
+
+    def to_dict(self) -> dict[str, float]:
+        """The prices as --json prints them."""
+        price, gpu_hour = self._prices()
+        return {"price": price, "gpu_hour": gpu_hour}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where the plans are made."""
+
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "-j",
+            "--jobs",
+            metavar="N",
+            parser=quantity(COUNT),
+            help="Processes; default: one for each core.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run on the Ray cluster there, such as auto or 10.0.0.1:6379.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            help="Compute what an earlier run has done once more.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        """Refuse options that contradict each other."""
+        if self.jobs is not None and self.ray is not None:
+            refuse_both(["--jobs", "--ray"])
 
 
 def sweep(
     config: Annotated[
         Path, typer.Argument(metavar="CONFIG", help="The sweep's file, in TOML."), InputFile()
     ],
+    run: RunOptions,
+    prices: PriceOptions,
     output: Annotated[
         Path,
         typer.Option(
@@ -57,33 +152,6 @@ def sweep(
             rich_help_panel=MOST_USED,
         ),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "-j",
-            "--jobs",
-            metavar="N",
-            parser=quantity(COUNT),
-            help="Processes; default: one for each core.",
-            rich_help_panel=MOST_USED,
-        ),
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Run on the Ray cluster there, such as auto or 10.0.0.1:6379.",
-            rich_help_panel=MOST_USED,
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh",
-            help="Compute what an earlier run has done once more.",
-            rich_help_panel=MOST_USED,
-        ),
-    ] = False,
 ) -> None:
     """Make many plans: every combination of profiles, schedules, microbatches and targets.
 
@@ -96,8 +164,6 @@ def sweep(
       envplan sweep sweep.toml -o sweep.parquet --jobs 8
       envplan sweep sweep.toml --ray auto
     """
-    if jobs is not None and ray is not None:
-        refuse_both(["--jobs", "--ray"])
     from envplan.plotting.sweep import sweep_figure
     from envplan.sweep import read_config, run_sweep, table
     from envplan.sweep.running import journal_of
@@ -109,45 +175,56 @@ def sweep(
     try:
         with progress("points") as work:
             result = run_sweep(
-                points, journal, jobs=jobs, ray=ray, fresh=fresh, progress=work.items
+                points,
+                journal,
+                jobs=run.jobs,
+                ray=run.ray,
+                fresh=run.fresh,
+                progress=work.items,
             )
     except KeyboardInterrupt:
         print(f"what is done is kept in {journal}; the same command does the rest", file=sys.stderr)
         raise
     table.write_table(result.rows, output)
     best = table.best_rows(result.rows, _BEST)
+    cheapest = prices.cheapest(result.rows)
     all_failed = len(result.failures) == len(result.rows)
     if plot is not None and all_failed:
         invocation().will_not_write(plot)
         plot = None
     ui.draw(plot, lambda: sweep_figure(result.rows))
     ui.answer(
-        lambda: _document(result, best, output, journal, plot),
+        lambda: {
+            **_document(result, best, output, journal, plot),
+            "recommended_by": prices.to_dict(),
+        },
         lambda: _print(result, best, output),
-        next_command=_solve_command(points, result.rows, best[0]) if best else (),
+        closing="" if cheapest is None else prices.in_words(),
+        next_command=() if cheapest is None else _solve_command(points, result.rows, cheapest),
     )
     if all_failed:
         raise typer.Exit(1)
 
 
-def _solve_command(config: SweepConfig, rows: Sequence[SweepRow], best: SweepRow) -> list[str]:
+def _solve_command(config: SweepConfig, rows: Sequence[SweepRow], row: SweepRow) -> list[str]:
     """The command that makes the plan of a row.
 
     It has an option for each thing that the row's point says, and says microbatches and schedule
     also where the point leaves them to the profile's sidecar.
     """
-    point = config.points[rows.index(best)]
-    options = {"microbatches": best.microbatches, "schedule": best.schedule}
+    point = config.points[rows.index(row)]
+    options = {"microbatches": row.microbatches, "schedule": row.schedule}
     options |= point.model_dump(exclude_defaults=True, exclude={"profile", "seed"})
     if "robust" not in options:
         options.pop("noise", None)  # of the replay alone
-    path = config.folder / best.profile
-    words = ["envplan", "solve", str(path) if path.is_file() else best.profile]
+    path = config.folder / row.profile
+    words = ["envplan", "solve", str(path) if path.is_file() else row.profile]
     for name, value in options.items():
         if value is True:
             words.append(flag(name))
         elif value is not None and value is not False:
-            words += [flag(name), str(value).removesuffix(".0")]
+            unit = "ms" if name in _IN_MS and value else ""
+            words += [flag(name), str(value).removesuffix(".0") + unit]
     return words
 
 

@@ -130,19 +130,25 @@ def registered(kind: str, names: Collection[str]) -> Parser:
     return parser_of(parse)
 
 
+#: Stands for the terminal in the place of a file's name.
+TERMINAL: Final = Path("-")
+
+
 class OutputFile:
     """Parses the name of a file to be written.
 
     Args:
         suffixes: the name must have one of these; none: any.
         bare: what the file is called where the option stands alone; "" where it may not.
+        terminal: whether `-` stands for the terminal, on which it is drawn.
     """
 
     __name__ = "FILE"  # Typer asks for the name of a parser
 
-    def __init__(self, *suffixes: str, bare: str = "") -> None:
+    def __init__(self, *suffixes: str, bare: str = "", terminal: bool = False) -> None:
         self._suffixes = suffixes
         self._bare = bare
+        self._terminal = terminal
         self._parser = parser_of(self._parse)
 
     def __call__(self, value: Any) -> Any:
@@ -151,6 +157,8 @@ class OutputFile:
 
     def _parse(self, text: str, option: str) -> Path:
         path = Path(text or self._bare)
+        if self._terminal and path == TERMINAL:
+            return path
         if self._suffixes and path.suffix.lower() not in self._suffixes:
             endings = " or ".join(self._suffixes)
             message = f"{option} {path} must end in {endings}"

@@ -5,7 +5,8 @@ Nodes that only follow a plan load this, so it imports the standard library and 
 everybody may import it.
 """
 
+from envplan.clocks.pause import MIN_PAUSE_NS
 from envplan.clocks.requests import MARK, PART_NAME, ClockRequest, parse_clock_requests
 from envplan.clocks.rung import Rung
 
-__all__ = ["MARK", "PART_NAME", "ClockRequest", "Rung", "parse_clock_requests"]
+__all__ = ["MARK", "MIN_PAUSE_NS", "PART_NAME", "ClockRequest", "Rung", "parse_clock_requests"]

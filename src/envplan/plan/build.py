@@ -392,6 +392,12 @@ def check_reference(reference: ProfileReference, profile: Profile, force: bool) 
         return f"the profile, {profile.name}, is unchanged (sha256 {profile.sha256[:12]}...)"
     if force:
         return f"the profile, {profile.name}, HAS CHANGED since; checked as it is now"
+    stated_name = Path(reference.path or reference.name).name.removesuffix(".csv")
+    if profile.name.removesuffix(".csv") != stated_name:
+        raise InputError(
+            f"is a plan for profile {reference.name}; {profile.name} is another profile, not a "
+            "changed one: plan for it with envplan solve, or replay these clocks on it with --force"
+        )
     raise InputError(
         f"profile {profile.path or profile.name} has changed since (sha256 "
         f"{profile.sha256[:12]}... instead of {reference.sha256[:12]}...); plan again, or check "

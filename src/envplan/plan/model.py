@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Name
 
 from pydantic import ConfigDict, Field
 
+from envplan._io.completion import names_for_users
 from envplan._io.documents import Count, Document, GpuCount, Index, Joules, Model, Seconds, Watts
 from envplan.clocks import Rung
 from envplan.costs.model import Costs, TimeAndEnergy
@@ -204,6 +205,10 @@ class Plan(Document):
 
     kind: ClassVar[str] = "plan"
     schema_name: ClassVar[str] = PLAN_SCHEMA
+
+    def __dir__(self) -> list[str]:
+        """Names for a user."""
+        return names_for_users(super().__dir__(), ("as_rung", "stated_request", "until"))
 
     schema_id: Literal["envplan/plan/v1"] = Field(alias="schema")
     planner: str

@@ -132,6 +132,23 @@ def advise(
     return sorted(advised, key=_by_savings)
 
 
+def in_envpipe_order(frontier: Frontier) -> Frontier | None:
+    """The frontier of a 1F1B job whose forwards run as early as EnvPipe has them.
+
+    Operations, GPUs and batch stay; some activations are kept for longer.
+
+    Returns:
+        None where the job runs another schedule, or its order is the same.
+    """
+    pipeline = frontier.pipeline
+    if pipeline.schedule != "1f1b" or pipeline.num_chunks > 1 or pipeline.in_turn:
+        return None
+    shape = _shape_with_chunks(frontier, ENVPIPE, 1, None)
+    if shape is None or shape.pipeline.operations == pipeline.operations:
+        return None
+    return _traced(frontier, shape)
+
+
 def _by_savings(advice: Advice) -> float:
     """A key that sorts most savings first, none at the end."""
     return math.inf if advice.saved_percent is None else -advice.saved_percent

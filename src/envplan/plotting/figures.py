@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan._io.files import atomic_write
+from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +38,7 @@ _STYLE: Final[Any] = {
     "pdf.fonttype": 42,
 }
 _TEXT_SIZES: Final = ("font.size", "axes.titlesize", "axes.labelsize", "legend.fontsize")
+_ENDINGS: Final = (".png", ".svg", ".pdf")
 #: Metadata that would make two files of the same figure differ.
 _UNDATED: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 #: The luminance above which black is legible on a colour, and white is not.
@@ -78,9 +80,14 @@ def save_figure(drawn: Figure, path: str | os.PathLike[str]) -> None:
     """Write a figure in the format its file name ends in, whole or not at all.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: its name ends in something else, or it cannot be written.
     """
-    atomic_write(path, render(drawn, Path(path).suffix.lower().removeprefix(".")))
+    ending = Path(path).suffix.lower()
+    if ending not in _ENDINGS:
+        raise InputError(
+            f"must end in {' or '.join(_ENDINGS)}: pictures have these formats", path=path
+        )
+    atomic_write(path, render(drawn, ending.removeprefix(".")))
 
 
 def label_axes(axes: Axes, x: str, y: str, heading: str = "") -> None:

@@ -97,7 +97,8 @@ def job_page(
     """
     name = workload_title(job.profile, job.num_gpus * job.pipeline.num_stages)
     made_by = "" if planner is None else f"; planner {planner}"
-    about = f"{job_line(job.pipeline, job.num_gpus)}{made_by}; profile {job.profile.name}"
+    profile = "profile.csv" if job.profile.name == "profile" else f"profile {job.profile.name}"
+    about = f"{job_line(job.pipeline, job.num_gpus)}{made_by}; {profile}"
     return document(name, title.format(name), about, source_words(job.profile), body, data)
 
 

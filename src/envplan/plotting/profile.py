@@ -49,7 +49,7 @@ def profile_figure(profile: Profile) -> Figure:
             f"{workload}{modelled_suffix(profile.metadata.source)}\n{profile.name}",
         )
         if names_stages:
-            drawn.legend(loc="outside right upper")
+            drawn.legend(loc="outside right upper", title="valley: clock of least energy")
         else:
             _add_stage_bar(drawn, axes, colours)
             if limit is not None:
@@ -96,7 +96,9 @@ def _add_stage_bar(drawn: Figure, axes: Axes, colours: Colormap) -> None:
     from matplotlib.colors import Normalize
 
     scale = ScalarMappable(Normalize(-0.5, colours.N - 0.5), colours)
-    drawn.colorbar(scale, ax=axes, label="Stage; diamond: valley", pad=0.02)
+    drawn.colorbar(
+        scale, ax=axes, label="Stage; diamond: valley, the clock of least energy", pad=0.02
+    )
 
 
 class Plateau(NamedTuple):

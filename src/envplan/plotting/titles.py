@@ -71,11 +71,11 @@ def modelled_suffix(source: str | None) -> str:
 def source_words(profile: Profile) -> str | None:
     """The source of a profile's figures; None where it does not say.
 
-    They are measured, modelled, or times are measured and energies identified from iterations.
+    They are measured, modelled, or times are measured and energies worked out from iterations.
     """
     metadata = profile.metadata
     if metadata.energies_are != metadata.source:
-        return f"times {metadata.source}, energies {metadata.energies_are}"
+        return f"times {metadata.source}, energies {metadata.energies_in_words}"
     return metadata.source
 
 

@@ -54,6 +54,7 @@ class Profile:
         instructions: names of its operations, usual ones first; `blocking` is not one of them.
         measured_costs: costs of each operation's parts, as the file says them.
         spreads: relative standard deviation of a row's time, where the file tells.
+        energy_spreads: the same of its energy.
         blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
             a stage without such rows takes the mean of those that have some. None where the
             file has no such rows at all.
@@ -89,6 +90,7 @@ class Profile:
         self.instructions = contents.instructions
         self.measured_costs = contents.measured_costs
         self.spreads = contents.spreads
+        self.energy_spreads = contents.energy_spreads
         self.blocking_power_w = contents.blocking_power_w
         self.notes = contents.notes
 
@@ -162,9 +164,13 @@ class Profile:
     ) -> float | None:
         """Standard deviation of a row's time by column `time_std`, as a fraction of that time.
 
-        None where the file does not say, or the row was derived from others.
+        None where the file does not say, or the row was derived from others, or the column is the
+        error of a model.
         """
-        if self.adjustments.makes_operations:
+        if (
+            self.adjustments.makes_operations
+            or self.metadata.model_error_between_clocks is not None
+        ):
             return None
         return self.spreads.get(OptionKey(stage, instruction, frequency, config))
 
@@ -326,8 +332,6 @@ class Profile:
         content = read_bounded(file, MAX_TABLE_BYTES)
         sidecar = sidecar_path(file)
         name = sidecar.name.removesuffix(".meta.json")
-        if name == "profile":
-            name = file.name  # "profile profile.csv" tells what "profile profile" does not
         metadata = ProfileMetadata.read_json(sidecar)
         return cls(content, name=name, path=file, metadata=metadata, raw=raw)
 
@@ -405,6 +409,12 @@ class Profile:
         return cls.from_rows(
             rows, columns=list(map(str, frame.columns)), name=name, metadata=metadata
         )
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as they were read or made, with the columns of a profile's file."""
+        import pandas as pd
+
+        return pd.read_csv(io.BytesIO(self._content), comment="#")
 
     def save_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the profile, byte for byte as it was read or made, and its sidecar.

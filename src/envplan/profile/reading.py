@@ -63,6 +63,7 @@ class ProfileContents:
         instructions: names of its operations, usual ones first; `blocking` is not one of them.
         measured_costs: costs of each operation's parts.
         spreads: relative standard deviation of a row's time, where the file tells.
+        energy_spreads: the same of its energy, of rows that are no part and of one rank.
         blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
             a stage without such rows takes the mean of those that have some. None where the
             file has no such rows at all.
@@ -74,6 +75,7 @@ class ProfileContents:
     instructions: tuple[str, ...]
     measured_costs: CostsByOperation
     spreads: Mapping[OptionKey, float]
+    energy_spreads: Mapping[OptionKey, float]
     blocking_power_w: tuple[float, ...] | None
     notes: tuple[str, ...]
 
@@ -95,6 +97,7 @@ def parse_profile(content: bytes, path: Path | None) -> ProfileContents:
         instructions=in_usual_order(instruction for _, instruction in measured_costs),
         measured_costs=measured_costs,
         spreads=_time_spreads(samples),
+        energy_spreads=_energy_spreads(samples),
         blocking_power_w=_blocking_power_w(samples, num_stages),
         notes=(*_merge_notes(samples), *_straggler_notes(samples)),
     )
@@ -414,6 +417,16 @@ def _time_spreads(samples: _Samples) -> dict[OptionKey, float]:
         over_ranks = statistics.variance(times) if len(times) > 1 else 0.0
         spread_s = math.sqrt(over_runs + over_ranks)
         spreads[OptionKey(*operation, *setting)] = spread_s / max(times)
+    return spreads
+
+
+def _energy_spreads(samples: _Samples) -> dict[OptionKey, float]:
+    """Relative standard deviation of energies of whole operations, where a row tells."""
+    spreads = {}
+    for operation, part, setting, of_ranks in _measurements(samples):
+        std_j = of_ranks[0].energy_std_j
+        if not part and len(of_ranks) == 1 and std_j is not None and of_ranks[0].energy_j > 0:
+            spreads[OptionKey(*operation, *setting)] = std_j / of_ranks[0].energy_j
     return spreads
 
 

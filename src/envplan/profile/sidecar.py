@@ -26,6 +26,10 @@ LATENCY_UNKNOWN: Final = "switch_latency_unknown"
 
 #: The sidecar's field for the GPU's power limit, W.
 POWER_LIMIT: Final = "power_limit_w"
+#: The sidecar's field of a modelled profile whose time_std and energy_std are the model's error,
+#: not spread from run to run: by how much, as a fraction, energies at two clocks of an operation
+#: may be off against each other.
+MODEL_ERROR: Final = "model_error_between_clocks"
 MAX_POWER_W: Final = 1e5
 
 Count = Annotated[int, Strict(), Field(gt=0, lt=2**31)]
@@ -108,6 +112,12 @@ class ProfileMetadata:
         return self.gpu if self.stage_gpus is None else self.stage_gpus[stage]
 
     @property
+    def model_error_between_clocks(self) -> float | None:
+        """What MODEL_ERROR says; None where deviations are of measurements, or there are none."""
+        error = self.extra.get(MODEL_ERROR)
+        return float(error) if isinstance(error, int | float) else None
+
+    @property
     def energies_are(self) -> str | None:
         """How the energies were found: "measured", "identified" or "modelled".
 
@@ -116,6 +126,13 @@ class ProfileMetadata:
         """
         identified = self.source == "measured" and bool(self.extra.get("identified"))
         return "identified" if identified else self.source
+
+    @property
+    def energies_in_words(self) -> str | None:
+        """What energies_are means, to follow "energies are"."""
+        if self.energies_are == "identified":
+            return "worked out from measured iterations"
+        return self.energies_are
 
     @property
     def power_limit_w(self) -> float | None:

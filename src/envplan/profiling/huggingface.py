@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from envplan._io.documents import parse_document, read_json
-from envplan.errors import meant
+from envplan.errors import InputError, meant, shown
+from envplan.profiling.language_model import LanguageModel
+from envplan.profiling.model_types import LAYERED_TYPES
 from envplan.profiling.transformer import Experts, LatentAttention, TransformerModel
 
 __all__ = ["MODEL_TYPES", "read_model"]
@@ -19,8 +21,8 @@ __all__ = ["MODEL_TYPES", "read_model"]
 _GATED: Final = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "deepseek"),
     *("deepseek_v2", "deepseek_v3", "kimi_k2", "phi3", "phimoe", "olmo", "olmo2", "olmo3", "olmoe"),
-    *("gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "chatglm", "gpt_oss"),
-    *("llama4_text", "minimax_m2", "mimo", "ernie4_5", "ernie4_5_moe", "seed_oss", "smollm3"),
+    *("gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "chatglm"),
+    *("minimax_m2", "mimo", "ernie4_5", "ernie4_5_moe", "seed_oss", "smollm3"),
     *("granite", "granitemoe", "cohere", "cohere2", "stablelm", "internlm2", "baichuan"),
     *("hunyuan_v1_dense", "qwen2_vl", "qwen2_5_vl", "qwen3_vl_text", "qwen3_vl_moe_text"),
     *("qwen2_vl_text", "qwen2_5_vl_text", "ministral", "ministral3", "dots1", "helium"),
@@ -31,7 +33,7 @@ _PLAIN: Final = (
     *("nemotron", "arcee", "apertus"),
 )
 #: Models of these types have the fields that are read here.
-MODEL_TYPES: Final = (*_GATED, *_PLAIN)
+MODEL_TYPES: Final = (*_GATED, *_PLAIN, *LAYERED_TYPES)
 _TIED: Final = {"tie_word_embeddings": True}
 #: Fields that files of a type leave out where they have these values.
 _DEFAULTS: Final[Mapping[str, Mapping[str, object]]] = {
@@ -48,8 +50,6 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, object]]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
     },
-    "gpt_oss": {"sliding_window_pattern": 2},
-    "llama4_text": {"no_rope_layer_interval": 4, "n_shared_experts": 1},
     "olmo3": {"sliding_window_pattern": 4},
 }
 #: Kinds of layers in `layer_types`: one attends to all tokens, others to a window of them.
@@ -141,6 +141,29 @@ class _Latent(_Fields):
         )
 
 
+class _Type(_Fields):
+    """The type of a model."""
+
+    model_type: str
+
+    def known_type(self, file: Path) -> str:
+        """The type, where it can be modelled.
+
+        Raises:
+            InputError: it cannot; the message names the nearest.
+        """
+        name = self.model_type
+        if name in MODEL_TYPES:
+            return name
+        nearest = meant(name, MODEL_TYPES).removeprefix("; ")
+        raise InputError(
+            f"model_type {shown(name)} is not known{f'; {nearest}' if nearest else ''} "
+            "(docs/measuring.md lists all); where its layers are those of a known type, say which, "
+            "as in --as llama; measure others with --entry",
+            path=file,
+        )
+
+
 class _Config(_Fields):
     """The fields that all types have, or may have."""
 
@@ -184,17 +207,6 @@ class _Config(_Fields):
         "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", default=0
     )
     kv_lora_rank: _Number = 0
-
-    @field_validator("model_type")
-    @classmethod
-    def _is_known(cls, name: str) -> str:
-        if name not in MODEL_TYPES:
-            suggestion = meant(name, MODEL_TYPES).removeprefix("; ")
-            raise ValueError(
-                "should be a transformer's that envplan can model "
-                f"({suggestion or 'docs/measuring.md lists them'}; measure others with --entry)"
-            )
-        return name
 
     @model_validator(mode="after")
     def _can_be_modelled(self) -> _Config:
@@ -245,19 +257,13 @@ class _Config(_Fields):
             is_in_pattern = (layer + 1) % self.sliding_window_pattern == 0
         return layer < self.max_window_layers or is_in_pattern
 
-    @property
-    def architecture(self) -> str:
-        """The name of the model's class, or of its type."""
-        if not self.architectures:
-            return self.model_type
-        return self.architectures[0].removesuffix("ForCausalLM")
 
-
-def read_model(path: Path) -> TransformerModel:
+def read_model(path: Path, *, as_type: str | None = None) -> TransformerModel | LanguageModel:
     """The model that a config.json describes, trained on at most 4096 tokens a sample.
 
     Args:
         path: of the file, or of the folder that it lies in.
+        as_type: read it as if it were of this type.
 
     Raises:
         InputError: it cannot be read, is of an unknown type, or a field is missing or wrong.
@@ -266,12 +272,35 @@ def read_model(path: Path) -> TransformerModel:
     document = read_json(file)
     # What is no object is left for parse_document to refuse.
     fields = _language_fields(document) if isinstance(document, dict) else document
+    if as_type is not None and isinstance(fields, dict):
+        fields["model_type"] = as_type
+    read = partial(parse_document, kind="model's config.json", path=file)
+    name = read(_without_null(fields), _Type).known_type(file)
+    part = " (its text part)" if _has_other_parts(document) else ""
+    if name in LAYERED_TYPES:
+        layered = read(fields, LAYERED_TYPES[name])
+        return layered.language_model(
+            name=f"{_architecture(layered.architectures, name)}{part} of "
+            f"{layered.num_hidden_layers} layers x {layered.hidden_size}",
+            sequence_length=min(layered.max_position_embeddings, LONGEST_SEQUENCE),
+        )
+    return _uniform_model(_with_defaults(name, _without_null(fields)), file, part)
+
+
+def _uniform_model(fields: Mapping[str, object], file: Path, part: str) -> TransformerModel:
+    """A model whose layers are all alike, but for windows and experts.
+
+    Args:
+        fields: of the file.
+        file: that they are from.
+        part: which part of the file's model it is, to follow its name.
+    """
     read = partial(parse_document, fields, kind="model's config.json", path=file)
     config = read(_Config)
     layers, hidden = config.num_hidden_layers, config.hidden_size
-    part = " (its text part)" if _has_other_parts(document) else ""
+    architecture = _architecture(config.architectures, config.model_type)
     return TransformerModel(
-        name=f"{config.architecture}{part} of {layers} layers x {hidden}",
+        name=f"{architecture}{part} of {layers} layers x {hidden}",
         num_layers=layers,
         hidden_size=hidden,
         num_heads=config.num_attention_heads,
@@ -290,14 +319,31 @@ def read_model(path: Path) -> TransformerModel:
     )
 
 
+def _architecture(architectures: Sequence[str], name: str) -> str:
+    """The name of the model's class, or of its type."""
+    if not architectures:
+        return name
+    return architectures[0].removesuffix("ForCausalLM")
+
+
 def _has_other_parts(document: Mapping[str, object]) -> bool:
     """Whether a model sees or hears beside its text."""
     return bool(document.get("text_config")) or "vision_config" in document
 
 
 def _language_fields(document: Mapping[str, object]) -> dict[str, object]:
-    """The fields of a model's language part; those of its type where the file leaves them out."""
+    """The fields of a model's language part."""
     text_part = document.get("text_config")
-    fields = {**document, **(text_part if isinstance(text_part, dict) else {})}
-    stated = {name: value for name, value in fields.items() if value is not None}
-    return {**_DEFAULTS.get(str(stated.get("model_type")), {}), **stated}
+    return {**document, **(text_part if isinstance(text_part, dict) else {})}
+
+
+def _without_null(fields: Any) -> Any:
+    """The fields that say something."""
+    if not isinstance(fields, dict):
+        return fields
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _with_defaults(name: str, fields: dict[str, object]) -> dict[str, object]:
+    """The fields, with those of a type where the file leaves them out."""
+    return {**_DEFAULTS.get(name, {}), **fields}

@@ -10,6 +10,9 @@ from envplan.devices import spaced_clocks
 from envplan.devices.modelled import ModelledGpu, gpu
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
+from envplan.profile.sidecar import MODEL_ERROR
+from envplan.profiling.language_model import LanguageModel
+from envplan.profiling.operation_model import OperationModel, operation_model
 from envplan.profiling.resnet import ConvolutionalModel
 from envplan.profiling.training_job import Model, TrainingJob
 from envplan.profiling.transformer import TransformerModel
@@ -21,12 +24,6 @@ __all__ = ["modelled_profile"]
 _LOWEST_CLOCK_MHZ: Final = {"v100": 450}
 _LOWEST_CLOCK_ELSEWHERE_MHZ: Final = 600
 
-#: Average over an operation of its activity, 1 being what settles the clock under the power limit.
-#: The backward's lies between that of the A40 stages in the Perseus artifact (0.966) and that of
-#: the Zeus documentation's A40 profile (283.6 W under a limit of 300 W: 0.92).
-_FORWARD_ACTIVITY: Final = 1.0
-_BACKWARD_ACTIVITY: Final = 0.94
-
 _PRECISION: Final = {"half": "Mixed precision", "single": "Single precision without tensor cores"}
 _SPLIT: Final = (
     "The backward is split: every product with weights costs the same FLOPs for gradients of its "
@@ -37,7 +34,10 @@ _SENDING: Final = (
     "Transfers do not overlap computing: an operation takes {:g} s longer for the one after it, at "
     "the power of waiting; whether the other side is there to receive is not modelled."
 )
-_COLUMNS: Final = ("stage", "instruction", "frequency", "time", "energy", "part")
+_COLUMNS: Final = (
+    *("stage", "instruction", "frequency", "time", "energy", "time_std", "energy_std", "part"),
+)
+_COLUMNS_WITHOUT_ERRORS: Final = ("stage", "instruction", "frequency", "time", "energy", "part")
 _SEND_PART: Final = "send"
 _PARTS: Final = (
     "Parts by roofline: each module's own arithmetic and traffic, at the power that the whole "
@@ -64,14 +64,14 @@ def modelled_profile(
     if step > device.clocks_mhz[0] - device.clocks_mhz[-1]:
         raise InputError(f"--step {step} is wider than the clocks of {gpu_name} are apart")
     precision = "single" if job.dtype == "float32" else "half"
-    stages = job.stages(
-        lambda work: device.time_s(work.flops, work.traffic, device.clocks_mhz[0], precision)
-    )
+    has_kernels = not isinstance(model, ConvolutionalModel)
+    operations = operation_model(device, precision, has_kernels=has_kernels)
+    stages = job.stages(operations.time_at_highest_s)
     if parts and not isinstance(model, TransformerModel):
         raise InputError(f"the parts of {model.name} are not modelled; leave --parts out")
     lowest_mhz = _LOWEST_CLOCK_MHZ.get(device.key, _LOWEST_CLOCK_ELSEWHERE_MHZ)
     clocks_mhz = [mhz for mhz in spaced_clocks(device.clocks_mhz, step) if mhz >= lowest_mhz]
-    assumptions = _assumptions(job, device, stages, precision)
+    assumptions = _assumptions(job, operations, stages, precision)
     if parts:
         assumptions.append(_PARTS)
     assumptions.append(
@@ -86,13 +86,15 @@ def modelled_profile(
             INCLUDES_RECOMPUTATION: job.recompute,
             "assumptions": assumptions,
             "step_mhz": step,
+            MODEL_ERROR: operations.error_between_clocks,
         }
     )
-    modelled = _ModelledJob(job, device, stages, clocks_mhz, precision)
+    modelled = _ModelledJob(job, operations, stages, clocks_mhz)
     rows = modelled.rows_by_part() if parts else modelled.rows()
+    has_errors = operations.error_between_clocks is not None
     return Profile.from_rows(
-        (row.cells for row in rows),
-        columns=_COLUMNS,
+        (row.cells(with_errors=has_errors) for row in rows),
+        columns=_COLUMNS if has_errors else _COLUMNS_WITHOUT_ERRORS,
         name=name,
         metadata=replace(
             metadata,
@@ -105,6 +107,8 @@ def modelled_profile(
 
 def _stated_parameters(model: Model) -> int | None:
     """Parameters of large language models; of the older benchmarks' models nothing is stated."""
+    if isinstance(model, LanguageModel):
+        return model.parameters
     if isinstance(model, TransformerModel) and model.fused_attention:
         return model.parameters
     return None
@@ -114,6 +118,8 @@ class _Row(NamedTuple):
     """A row of a profile: an operation or a part of it at one clock.
 
     Attributes:
+        time_error_s: standard deviation by the model's error; None: not known.
+        energy_error_j: the same of energy.
         part: its name; "" for a whole operation.
     """
 
@@ -122,12 +128,30 @@ class _Row(NamedTuple):
     frequency_mhz: int
     time_s: float
     energy_j: float
+    time_error_s: float | None = None
+    energy_error_j: float | None = None
     part: str = ""
 
-    @property
-    def cells(self) -> tuple[object, ...]:
-        """Its values in the order of _COLUMNS; a whole operation has no cell for its part."""
-        return self if self.part else self[:-1]
+    def cells(self, *, with_errors: bool) -> tuple[object, ...]:
+        """Its values in the order of the columns; those that it lacks at the end are left out."""
+        costs: tuple[float, ...] = (self.time_s, self.energy_j)
+        if with_errors and (self.part or self.time_error_s is not None):
+            costs += (self.time_error_s or 0.0, self.energy_error_j or 0.0)
+        part = (self.part,) if self.part else ()
+        return (self.stage, self.instruction, self.frequency_mhz, *costs, *part)
+
+    def with_sending(self, time_s: float, energy_j: float) -> _Row:
+        """The row of an operation that goes on to send what it made, rounded."""
+        return self._replace(
+            time_s=round(self.time_s + time_s, 9),
+            energy_j=round(self.energy_j + energy_j, 6),
+            time_error_s=_rounded(self.time_error_s, 9),
+            energy_error_j=_rounded(self.energy_error_j, 6),
+        )
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 @dataclass(frozen=True)
@@ -136,17 +160,20 @@ class _ModelledJob:
 
     Attributes:
         job: what is trained.
-        device: the GPU.
+        operations: what they cost on the GPU.
         stages: work of each stage.
         clocks_mhz: the profile's clocks.
-        precision: "half" or "single".
     """
 
     job: TrainingJob
-    device: ModelledGpu
+    operations: OperationModel
     stages: Sequence[StageWork]
     clocks_mhz: Sequence[int]
-    precision: str
+
+    @property
+    def device(self) -> ModelledGpu:
+        """The GPU."""
+        return self.operations.gpu
 
     @property
     def _instructions(self) -> tuple[str, ...]:
@@ -161,10 +188,7 @@ class _ModelledJob:
                 sending_s = self._sending_s(stage, instruction)
                 for row in self._module_rows(stage, instruction, NamedModule("", work.whole)):
                     sending_j = sending_s * self.device.blocking_power_w(row.frequency_mhz)
-                    yield row._replace(
-                        time_s=round(row.time_s + sending_s, 9),
-                        energy_j=round(row.energy_j + sending_j, 6),
-                    )
+                    yield row.with_sending(sending_s, sending_j)
             yield from self._blocking_rows(stage)
 
     def rows_by_part(self) -> Iterator[_Row]:
@@ -177,9 +201,7 @@ class _ModelledJob:
                 modules = work.named_modules()
                 for module in modules if instruction == "forward" else reversed(modules):
                     for row in self._module_rows(stage, instruction, module):
-                        yield row._replace(
-                            time_s=round(row.time_s, 9), energy_j=round(row.energy_j, 6)
-                        )
+                        yield row.with_sending(0.0, 0.0)
                 yield from self._sending_rows(stage, instruction)
             yield from self._blocking_rows(stage)
 
@@ -188,11 +210,10 @@ class _ModelledJob:
         work = _work_of(module.work, instruction)
         if not work.flops and not work.traffic:
             return
-        activity = _FORWARD_ACTIVITY if instruction == "forward" else _BACKWARD_ACTIVITY
-        for clock_mhz in self.clocks_mhz:
-            time_s = self.device.time_s(work.flops, work.traffic, clock_mhz, self.precision)
-            energy_j = time_s * self.device.power_w(clock_mhz, activity)
-            yield _Row(stage, instruction, clock_mhz, time_s, energy_j, module.name)
+        is_forward = instruction == "forward"
+        costs = self.operations.costs(work, self.clocks_mhz, is_forward=is_forward)
+        for clock_mhz, cost in zip(self.clocks_mhz, costs, strict=True):
+            yield _Row(stage, instruction, clock_mhz, *cost, module.name)
 
     def _sending_rows(self, stage: int, instruction: str) -> Iterator[_Row]:
         sending_s = self._sending_s(stage, instruction)
@@ -200,7 +221,7 @@ class _ModelledJob:
             return
         for clock_mhz in self.clocks_mhz:
             energy_j = round(sending_s * self.device.blocking_power_w(clock_mhz), 6)
-            yield _Row(stage, instruction, clock_mhz, sending_s, energy_j, _SEND_PART)
+            yield _Row(stage, instruction, clock_mhz, sending_s, energy_j, part=_SEND_PART)
 
     def _sending_s(self, stage: int, instruction: str) -> float:
         """How much longer an operation takes for the transfer of what it makes, s.
@@ -232,20 +253,17 @@ def _work_of(module: ModuleWork, instruction: str) -> Work:
 
 
 def _assumptions(
-    job: TrainingJob, device: ModelledGpu, stages: Sequence[StageWork], precision: str
+    job: TrainingJob, operations: OperationModel, stages: Sequence[StageWork], precision: str
 ) -> list[str]:
     """Sentences for the sidecar that say what the model assumes."""
     layers = [stage.num_layers for stage in stages]
     split = "the least imbalanced split" if job.layers is None else "as given"
     recompute = "with recomputation" if job.recompute else "no recomputation"
     sentences = [
-        "Modelled, not measured: t = a + b / f, P = P_static + k f V(f)^2, held to "
-        f"{device.power_limit_w:g} W; parameters and their sources are in "
-        "envplan.devices.modelled, residuals against measured points in docs/profiles.md.",
+        operations.describe(),
         f"{job.known_model.describe()}; layers per stage {layers}, {split}.",
-        f"{_PRECISION[precision]}, {recompute} of activations, {_kernels(job.known_model)}; "
-        f"{device.compute_efficiency:.0%} of the peak reached in matrix products and "
-        f"{device.memory_efficiency:.0%} of the bandwidth elsewhere.",
+        f"{_PRECISION[precision]}, {recompute} of activations, {_kernels(job.known_model)}"
+        f"{operations.describe_rates()}.",
         _omissions(job),
     ]
     if not job.overlap_p2p:
@@ -259,7 +277,7 @@ def _kernels(model: Model) -> str:
     """Which operations are taken for fused."""
     if isinstance(model, ConvolutionalModel):
         return "normalization and activation not fused into convolutions"
-    if model.fused_attention:
+    if isinstance(model, LanguageModel) or model.fused_attention:
         return "fused attention, fused cross entropy"
     return "attention without kernel fusion, fused cross entropy"
 

@@ -11,6 +11,7 @@ from typing import Final
 from envplan._io.files import exists
 from envplan.errors import InputError, meant, shown, unknown
 from envplan.profiling.huggingface import read_model
+from envplan.profiling.language_model import LanguageModel
 from envplan.profiling.resnet import ConvolutionalModel
 from envplan.profiling.training_job import Model
 from envplan.profiling.transformer import Experts, LatentAttention, TransformerModel
@@ -265,6 +266,7 @@ def model_of(workload: str, **sizes: int) -> Model:
     changes = _checked_changes(workload, model, sizes)
     if isinstance(model, ConvolutionalModel):
         return _resized_resnet(model, changes)
+    assert isinstance(model, TransformerModel)  # the workloads are no others
     return _resized_transformer(workload, model, changes)
 
 
@@ -334,26 +336,37 @@ def _resized_transformer(
     )
 
 
-def named_model(name: str, **sizes: int) -> TransformerModel:
+def named_model(
+    name: str, as_type: str | None = None, /, **sizes: int
+) -> TransformerModel | LanguageModel:
     """A preset, or the model that a Hugging Face config.json describes.
 
     Args:
         name: in PRESETS, also as the hub writes it, or a path.
+        as_type: read the file as if it were of this type, such as "llama".
         sizes: layers, sequence_length and vocabulary_size may be others.
 
     Raises:
         InputError: there is neither, the file is wrong, or another size is given.
     """
-    model = _preset_or_none(name)
+    model: TransformerModel | LanguageModel | None = _preset_or_none(name)
     if model is None:
         if not exists(name):
             raise InputError(
                 f"no such config.json, and no model of that name{meant(name, PRESETS)}", path=name
             )
-        model = read_model(Path(name))
+        model = read_model(Path(name), as_type=as_type)
+    elif as_type is not None:
+        raise InputError(f"--as goes with a config.json; {name} is a model that envplan knows")
     for size in sizes:
         if not _SIZES[size].of_presets:
             raise InputError(f"{_option(size)} does not go with --model, which says it")
+    if isinstance(model, LanguageModel):
+        return model.with_sizes(
+            num_layers=sizes.get("layers", model.num_layers),
+            vocabulary_size=sizes.get("vocabulary_size", model.vocabulary_size),
+            sequence_length=sizes.get("sequence_length", model.sequence_length),
+        )
     return replace(
         model,
         num_layers=sizes.get("layers", model.num_layers),

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from envplan.errors import InputError
+from envplan.profiling.language_model import LanguageModel
 from envplan.profiling.torch_layers import LayerRange
 from envplan.profiling.torch_resnet import resnet_inputs, resnet_stage
 from envplan.profiling.torch_transformer import TransformerStage, transformer_inputs
@@ -76,6 +77,8 @@ def _make_stage(job: TrainingJob, layers: LayerRange, device: str) -> SampledMod
         if isinstance(model, TransformerModel):
             module = TransformerStage(job, model, layers)
             inputs = transformer_inputs(job, model, layers, dtype)
+        elif isinstance(model, LanguageModel):  # --model is modelled only
+            raise InputError(f"stages of {model.name} cannot be measured; give them with --entry")
         else:
             module = resnet_stage(job, model, layers)
             inputs = resnet_inputs(job, model, layers, dtype)

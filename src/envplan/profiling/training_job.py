@@ -11,6 +11,7 @@ from operator import add
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
 from envplan.profile.sidecar import Workload
+from envplan.profiling.language_model import LanguageModel
 from envplan.profiling.partition import partition
 from envplan.profiling.resnet import ConvolutionalModel
 from envplan.profiling.transformer import TransformerModel
@@ -20,7 +21,7 @@ __all__ = ["Model", "TrainingJob"]
 
 #: What can be split over pipeline stages: its `units` are the chain of units for one microbatch on
 #: one GPU, in half precision.
-Model = TransformerModel | ConvolutionalModel
+Model = TransformerModel | LanguageModel | ConvolutionalModel
 
 
 @dataclass(frozen=True, kw_only=True)

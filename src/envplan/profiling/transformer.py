@@ -6,7 +6,25 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple
 
 from envplan.errors import InputError
-from envplan.profiling.work import MemoryPasses, ModuleWork, Unit, Work, products_work
+from envplan.profiling.blocks import (
+    Share,
+    activation_kernels,
+    attention_kernels,
+    expert_kernels,
+    product_kernels,
+    residual_kernels,
+    rotary_kernels,
+    unfused_attention_kernels,
+)
+from envplan.profiling.kernels import ElementWise
+from envplan.profiling.work import (
+    MemoryPasses,
+    ModuleKernels,
+    ModuleWork,
+    Unit,
+    Work,
+    products_work,
+)
 
 __all__ = ["Experts", "LatentAttention", "TransformerModel"]
 
@@ -118,6 +136,22 @@ class _LayerKind(NamedTuple):
     has_window: bool
 
 
+class _LayerKernels(NamedTuple):
+    """The kernels of a layer, by where they are.
+
+    Attributes:
+        before_core: what makes queries, keys and values.
+        core: attention itself.
+        after_core: the product behind it.
+        feed_forward: the rest.
+    """
+
+    before_core: ModuleKernels
+    core: ModuleKernels
+    after_core: ModuleKernels
+    feed_forward: ModuleKernels = ModuleKernels()
+
+
 @dataclass(frozen=True)
 class TransformerModel:
     """A stack of transformer layers.
@@ -191,17 +225,30 @@ class TransformerModel:
         if self.vocabulary_size:
             first_layers = {0, self.encoder_layers}  # of the encoder, if any, and of the decoder
             for layer in first_layers:
-                units[layer] = (self._embedding_work(num_tokens), *units[layer])
+                units[layer] = (self._embedding_work(num_tokens, tensor_parallel), *units[layer])
             units[-1] = (*units[-1], self._head_work(num_tokens, tensor_parallel))
         return units
 
-    def _embedding_work(self, num_tokens: int) -> ModuleWork:
-        look_up = Work(0.0, _EMBEDDING_BYTES * num_tokens * self.hidden_size)
-        return ModuleWork("embedding", forward=look_up, backward=look_up, backward_weight=look_up)
+    def _embedding_work(self, num_tokens: int, tensor_parallel: int) -> ModuleWork:
+        look_up_bytes = _EMBEDDING_BYTES * num_tokens * self.hidden_size
+        look_up = Work(0.0, look_up_bytes, {ElementWise(look_up_bytes): 1.0})
+        return ModuleWork(
+            "embedding",
+            forward=look_up,
+            backward=look_up,
+            backward_weight=look_up,
+            num_weights=self.vocabulary_size * self.hidden_size / tensor_parallel,
+        )
 
     def _head_work(self, num_tokens: int, tensor_parallel: int) -> ModuleWork:
         """The final norm, the product with the vocabulary, and the loss."""
         num_logits = num_tokens * self.vocabulary_size / tensor_parallel
+        share = Share(num_tokens, self.sequence_length, tensor_parallel)
+        kernels = (
+            residual_kernels(share, self.hidden_size)
+            + product_kernels(share, share.part_of(self.vocabulary_size), self.hidden_size)
+            + ModuleKernels.of_element_wise(_LOGIT_BYTES * num_logits)
+        )
         return products_work(
             "head",
             flops=2 * self.hidden_size * num_logits,
@@ -209,6 +256,7 @@ class TransformerModel:
             + _LOGIT_BYTES * num_logits,
             num_weights=self.hidden_size * self.vocabulary_size / tensor_parallel,
             passes=_HEAD_PASSES,
+            kernels=kernels,
         )
 
     @property
@@ -381,18 +429,21 @@ class TransformerModel:
         kept_bytes = 2 * num_products  # per unit: inputs of the last product, and what makes them
         unshared_bytes = _FEED_FORWARD_INPUT_BYTES + num_attentions * _ATTENTION_MASK_BYTES
         feed_forward_flops = 2 * num_products * inputs * feed_forward.width / num_gpus
+        kernels = self._layer_kernels(Share(num_tokens, self.sequence_length, num_gpus), kind)
         return (
             products_work(
                 "linear_qkv",
                 flops=_BEFORE_CORE * projections,
                 activation_bytes=num_attentions * _ATTENTION_INPUT_BYTES * inputs,
                 num_weights=_BEFORE_CORE * attention_weights,
+                kernels=kernels.before_core,
             ),
             products_work(
                 "core_attention",
                 flops=core,
                 activation_bytes=_BEFORE_CORE * projected_bytes + score_bytes,
                 num_weights=0.0,
+                kernels=kernels.core,
             ),
             products_work(
                 "mlp",
@@ -401,8 +452,81 @@ class TransformerModel:
                 + kept_bytes * num_tokens * feed_forward.width / num_gpus
                 + _AFTER_CORE * projected_bytes,
                 num_weights=feed_forward.num_weights / num_gpus + _AFTER_CORE * attention_weights,
+                kernels=kernels.after_core + kernels.feed_forward,
             ),
         )
+
+    def _layer_kernels(self, share: Share, kind: _LayerKind) -> _LayerKernels:
+        """The kernels of a layer on one GPU."""
+        feed_forward = residual_kernels(share, self.hidden_size)
+        if self.experts is not None and kind.has_experts:
+            feed_forward += self._expert_kernels(share, self.experts)
+        else:
+            feed_forward += self._dense_kernels(share, self.feed_forward_width)
+        attention = self._attention_kernels(share, kind)
+        if kind.num_attentions > 1:
+            attention = _LayerKernels(*(kernels + kernels for kernels in attention))
+        return attention._replace(feed_forward=feed_forward)
+
+    def _dense_kernels(self, share: Share, width: int) -> ModuleKernels:
+        """Of a feed-forward part that all tokens take."""
+        width = share.part_of(width)
+        return (
+            product_kernels(share, 2 * width if self.gated else width, self.hidden_size)
+            + activation_kernels(share, width, gated=self.gated)
+            + product_kernels(share, self.hidden_size, width)
+        )
+
+    def _expert_kernels(self, share: Share, experts: Experts) -> ModuleKernels:
+        router = product_kernels(share, experts.count, self.hidden_size)
+        routed = expert_kernels(
+            share,
+            hidden_size=self.hidden_size,
+            expert_size=experts.feed_forward_size,
+            per_token=experts.per_token,
+            count=experts.count,
+        )
+        if not experts.shared_size:
+            return router + routed
+        return router + routed + self._dense_kernels(share, experts.shared_size)
+
+    def _attention_kernels(self, share: Share, kind: _LayerKind) -> _LayerKernels:
+        """Of one attention and its four products, or those of a latent one."""
+        hidden, heads = self.hidden_size, share.part_of(self.num_heads)
+        before_core = residual_kernels(share, hidden)
+        if self.latent is not None:
+            latent = self.latent
+            key_value_heads, value_size = heads, latent.value_size
+            key_size = latent.key_size + latent.rotary_size
+            narrow_queries = latent.query_rank or hidden
+            before_core += product_kernels(share, latent.query_rank, hidden)
+            before_core += product_kernels(share, heads * key_size, narrow_queries)
+            before_core += product_kernels(share, latent.rank + latent.rotary_size, hidden)
+            width = heads * (latent.key_size + value_size)
+            before_core += product_kernels(share, width, latent.rank)
+        else:
+            key_value_heads = share.part_of(self.key_value_heads or self.num_heads)
+            key_size = value_size = self.head_width
+            width = (heads + 2 * key_value_heads) * key_size
+            before_core += product_kernels(share, width, hidden)
+        before_core += rotary_kernels(share, (heads + key_value_heads) * key_size)
+        if self.fused_attention:
+            core = attention_kernels(
+                share,
+                heads=heads,
+                key_value_heads=key_value_heads,
+                key_size=key_size,
+                value_size=value_size,
+                window=(self.window or 0) if kind.has_window else 0,
+                causal=self.causal,
+            )
+        else:
+            score_bytes = _SCORE_BYTES * heads * share.num_tokens * share.sequence_length
+            core = unfused_attention_kernels(
+                share, heads=heads, head_size=key_size, score_bytes=score_bytes
+            )
+        after_core = product_kernels(share, hidden, heads * value_size)
+        return _LayerKernels(before_core, core, after_core)
 
     def _attended_tokens(self, kind: _LayerKind) -> int:
         """Tokens that a token attends to in a layer."""

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from envplan.clocks import ClockRequest
+from envplan.clocks import MIN_PAUSE_NS, ClockRequest
 from envplan.runtime.ask_ahead import Trigger
 from envplan.runtime.clock_requester import AheadRequest, ClockRequester
 from envplan.runtime.rank_schedule import RankSchedule
@@ -26,9 +26,6 @@ from envplan.runtime.timestamps import Timestamp, seconds_between
 
 __all__ = ["OperationClocks"]
 
-#: Where what follows an iteration takes less, no clock is set for it, ns: GPUs take 5 to 25 ms to
-#: change theirs (arXiv 2502.20075).
-MIN_PAUSE_NS: Final = 10_000_000
 #: Timers fire so much sooner, ns: threads of a busy host run late, and a clock that comes a
 #: millisecond early costs nothing.
 TIMER_LEAD_NS: Final = 1_000_000

@@ -5,9 +5,10 @@ iteration's time (s) and, for each (instruction, chunk, MHz) of it, how many ope
 their mean and their least time (s), and after these their config, if they have one. Its `changes`
 say of each change of clock for which operation it was made, when it was wanted, when it was asked
 for and when the driver had set it. `mismatch` and `clock_error` say what happened; `end` counts
-them. Ranks may append to one file: each line is whole, on network file systems as well. A rank that
-has written its share goes on in a file of its own, NAME.rank3, and when that is full begins it anew
-and keeps the one before, NAME.rank3.old.
+them. Of a run that was killed the next one says in `killed` how many iterations it had. Ranks may
+append to one file: each line is whole, on network file systems as well. A rank that has written its
+share goes on in a file of its own, NAME.rank3, and when that is full begins it anew and keeps the
+one before, NAME.rank3.old.
 """
 
 from __future__ import annotations
@@ -153,6 +154,19 @@ class RunStarted(RunEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunKilled(RunEvent):
+    """The run before this one was killed, without a line about its end.
+
+    Attributes:
+        iterations: that it had, by their outcome; the last ones have no lines of their own.
+    """
+
+    event: ClassVar[str] = "killed"
+
+    iterations: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClockError(RunEvent):
     """A clock could not be set, or the guard is gone.
 
@@ -282,6 +296,9 @@ class RunLog:
         rank: global rank, on every line.
         max_bytes: after which a rank goes on in another file.
         listener: is told of each line in the thread, whether it is written or not.
+
+    Attributes:
+        path: the same.
     """
 
     def __init__(
@@ -298,8 +315,8 @@ class RunLog:
         self._rank = rank
         self._max_bytes = self._bytes_left = max_bytes
         self._start_line = b""
-        self._path = None if path is None else Path(path)
-        self._file = None if self._path is None else _open_or_warn(self._path)
+        self.path = None if path is None else Path(path)
+        self._file = None if self.path is None else _open_or_warn(self.path)
         self._queue: Queue[Callable[[], RunRecord] | None] = Queue(MAX_WAITING_LINES)
         self._thread = threading.Thread(target=self._run, name="envplan-log", daemon=True)
         self._thread.start()
@@ -379,9 +396,9 @@ class RunLog:
 
     def _rotate(self) -> None:
         """Go on in a file of this rank's own, which begins with the `start` line, too."""
-        assert self._path is not None
+        assert self.path is not None
         assert self._file is not None
-        own_path = self._path.with_name(f"{self._path.name}.rank{self._rank}")
+        own_path = self.path.with_name(f"{self.path.name}.rank{self._rank}")
         with suppress(FileNotFoundError):
             own_path.replace(f"{own_path}.old")
         full_file, self._file = self._file, os.open(own_path, _OPEN_FLAGS, 0o666)
@@ -420,8 +437,8 @@ class LoggedLine(Model, extra="ignore"):
         rank: global rank.
         plan_sha256: of a `start` line, the plan.json that is followed from then on.
         schema_id: of a `start` line, the version of the lines from then on.
-        iterations: of an `end` line, how many followed the plan, and how many did not, by the
-            reason; absent in logs of older versions.
+        iterations: of an `end` line, and of a `killed` one for the run before, how many followed
+            the plan, and how many did not, by the reason; absent in logs of older versions.
     """
 
     event: str
@@ -509,7 +526,9 @@ def steps_of_plan(lines: Iterable[LoggedLine], sha256: str) -> Iterator[LoggedSt
 
 
 def iterations_of_plan(lines: Iterable[LoggedLine], sha256: str) -> dict[str, int]:
-    """The iterations of ended runs that followed one plan, by their outcome; of the first rank.
+    """The iterations of runs that followed one plan, by their outcome; of the first rank.
+
+    A run that was killed counts once the next one has said of it how many it had.
 
     Args:
         lines: of run logs, those of each rank in order.

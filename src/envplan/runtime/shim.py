@@ -24,7 +24,6 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import Enum
@@ -38,6 +37,7 @@ from envplan.devices.guard import Guard
 from envplan.enforce.freqplan import FrequencyPlan, OperationKey
 from envplan.errors import InputError
 from envplan.runtime.clock_requester import ClockRequester
+from envplan.runtime.iteration_counts import IterationCounts
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.operation_clocks import OperationClocks
 from envplan.runtime.orders import OrderReader
@@ -48,6 +48,7 @@ from envplan.runtime.runlog import (
     ClockError,
     Mismatch,
     RunEnded,
+    RunKilled,
     RunLog,
     RunStarted,
     StepRecord,
@@ -183,7 +184,6 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self.stage = rank_plan.stage
         self.steps = self.mismatches = self.clock_errors = 0
         self.last_iteration: IterationTime | None = None
-        self.outcomes: Counter[StepOutcome] = Counter()
 
         self._schedules = rank_schedules(self.plan, rank_plan)
         self.operations = tuple(operation.key for operation in self._schedules[0].operations)
@@ -223,22 +223,13 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._log = RunLog(
             log_path, rank=self.rank, max_bytes=log_limit, listener=self._status.record
         )
-        self._log.write(
-            RunStarted(
-                rank=self.rank,
-                plan_sha256=self.plan.plan_sha256,
-                world_size=self.plan.world_size,
-                clocks=refusal is None,
-            )
-        )
+        self._iterations = IterationCounts.of_rank(self._log.path, self.rank)
+        self._log_start(refusal)
         self._straggler_rung = 0
         self.orders: OrderReader | None = None
         if orders is not None:
             self.orders = OrderReader(orders, self.plan, rank=self.rank, log=self._log.write)
         self._follower = PlanFollower(self._schedules[self._rung_for(0)])
-        if refusal is not None:
-            _logger.warning("rank %d: clocks are left alone: %s", self.rank, refusal)
-            self._log.write(ClockError(rank=self.rank, step=0, message=refusal))
 
     def _guard_or_refusal(
         self, backend: str, device: int, **arguments: Any
@@ -258,6 +249,26 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             return None, str(error)
         self._max_clock_mhz = guard.info.max_clock
         return guard, None
+
+    def _log_start(self, refusal: str | None) -> None:
+        """Log how the run before ended, if it was killed, and that this one begins.
+
+        Args:
+            refusal: why the guard was refused; None: it was not.
+        """
+        if self._iterations.of_killed_run is not None:
+            self._log.write(RunKilled(rank=self.rank, iterations=self._iterations.of_killed_run))
+        self._log.write(
+            RunStarted(
+                rank=self.rank,
+                plan_sha256=self.plan.plan_sha256,
+                world_size=self.plan.world_size,
+                clocks=refusal is None,
+            )
+        )
+        if refusal is not None:
+            _logger.warning("rank %d: clocks are left alone: %s", self.rank, refusal)
+            self._log.write(ClockError(rank=self.rank, step=0, message=refusal))
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -368,7 +379,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._follower.next_schedule = self._schedules[self._rung_for(self.steps + 1)]
         expected = self._follower.expected
         outcome = self._follower.finish_step()
-        self.outcomes[outcome] += 1
+        self._iterations.add(outcome)
         if self._spans:
             last_request_id = self._spans[-1].request_id
             request_ids = range(self._last_request_id_of_step + 1, last_request_id + 1)
@@ -438,7 +449,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 *(self.rank, self.clock_errors, "s" if self.clock_errors > 1 else ""),
                 *(self.steps, self._first_clock_error),
             )
-        if outcomes := outcomes_in_words(self._iterations()):
+        if outcomes := outcomes_in_words(self._iterations.by_outcome()):
             self._warn_on_rank_0(outcomes)
         if summary := self._energy.summary(self.planned_time):
             self._warn_on_rank_0(summary)
@@ -449,9 +460,10 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 mismatches=self.mismatches,
                 clock_errors=self.clock_errors,
                 energy=self._energy.totals,
-                iterations=self._iterations(),
+                iterations=self._iterations.by_outcome(),
             )
         )
+        self._iterations.close()
         self._status.close()
 
     def _was_never_used(self) -> bool:
@@ -516,10 +528,6 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._log.write(
             Mismatch(rank=self.rank, step=self.steps, where=where, expected=expected, got=got)
         )
-
-    def _iterations(self) -> dict[str, int]:
-        """How many iterations there were, by their outcome in words."""
-        return {outcome.value: count for outcome, count in self.outcomes.items()}
 
     def _process_reports(self, step: int, followed: FollowedStep | None) -> None:
         """Take note of what the guard reports, and log the steps that are decided by it.

@@ -115,6 +115,9 @@ class EngineResults:
         clock_changes: of instances.
         helped: requests that another pool took because they would have been late in their own.
         squashed: requests given up because they waited too long.
+        too_long: requests longer than the model takes; they are in no other count.
+        unservable: requests longer than the memory of the instances that they came to.
+        preempted: how often a request lost its place in memory and began again.
         first_token_times: of all requests.
         token_intervals: mean time between further tokens, of all requests.
     """
@@ -125,6 +128,9 @@ class EngineResults:
     clock_changes: int
     helped: int
     squashed: int
+    too_long: int
+    unservable: int
+    preempted: int
     first_token_times: TimeCounts
     token_intervals: TimeCounts
 
@@ -167,6 +173,7 @@ class FleetController:
             squash_s=min(settings.squash_s, _NEVER_SQUASHED_S),
             slot_s=SLOT_S,
             end_s=observed.trace.duration_s,
+            scheduler=settings.scheduler,
         )
 
     def reconcile(self, fleet: Fleet, now_s: float, *, prewarmed: bool = False) -> None:
@@ -221,6 +228,7 @@ class FleetController:
         """Serve what is left after the trace."""
         self._engine.finish()
         energy_j, attained, counts, clock_changes, helped, squashed = self._engine.results()
+        too_long, unservable, preempted, _, _ = self._engine.apart()
         first_token_counts, interval_counts = self._engine.times()
         return EngineResults(
             slot_energy_j=energy_j,
@@ -229,6 +237,9 @@ class FleetController:
             clock_changes=clock_changes,
             helped=helped,
             squashed=squashed,
+            too_long=too_long,
+            unservable=sum(unservable),
+            preempted=preempted,
             first_token_times=TimeCounts(first_token_counts.sum(axis=0)),
             token_intervals=TimeCounts(interval_counts.sum(axis=0)),
         )

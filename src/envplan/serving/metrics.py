@@ -58,6 +58,17 @@ METRICS: Final = (
         compared=False,
     ),
     Metric("requests given up", lambda result: str(result.requests_squashed), compared=False),
+    Metric(
+        "requests longer than the memory",
+        lambda result: str(result.requests_unservable),
+        compared=False,
+    ),
+    Metric(
+        "requests longer than the model takes",
+        lambda result: str(result.requests_too_long),
+        compared=False,
+    ),
+    Metric("requests begun again", lambda result: str(result.preemptions), compared=False),
 )
 #: Those that compare policies.
 COMPARED: Final = tuple(metric for metric in METRICS if metric.compared)

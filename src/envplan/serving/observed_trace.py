@@ -12,9 +12,9 @@ fit. csrc/serving/service.hpp counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from envplan.serving.classes import (
     CLASSES,
     NUM_LENGTHS,
     ClassIndices,
+    IntArray,
     class_indices,
     split_class_indices,
 )
@@ -31,6 +32,9 @@ from envplan.serving.plan_request import require_reachable
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.trace import SLOT_S, Trace
+
+#: Bytes/s of the network of a GPU (400 Gb/s), over which contexts go from instance to instance.
+LINK_BYTES_S: Final = 50e9
 
 
 class Demand(NamedTuple):
@@ -56,11 +60,13 @@ class _EngineSize(NamedTuple):
         kv_tokens: tokens of context that fit into an instance's memory.
         chunk_tokens: prompt tokens of one iteration.
         tables: indices of its configurations' tables, clocks ascending.
+        link_bytes_s: that an instance can send to others, or receive.
     """
 
     kv_tokens: float
     chunk_tokens: int
     tables: list[int]
+    link_bytes_s: float
 
 
 class ObservedTrace:
@@ -70,6 +76,11 @@ class ObservedTrace:
         trace: what arrives.
         profile: of the instances, with the SLOs.
         predicted_class: the class index that each request is taken for on arrival, (n,).
+        expected_output: tokens that the output of each request is expected to have, (n,); None: the
+            mean of those of its class that have finished.
+        usual_output: mean tokens of each class's outputs before any has finished; None: the
+            profile's.
+        chunk_tokens: prompt tokens of an iteration; None: as many as the profile says.
 
     Attributes:
         service: the same and the profile's tables for the compiled replay.
@@ -77,9 +88,21 @@ class ObservedTrace:
     """
 
     def __init__(
-        self, trace: Trace, profile: ServingProfile, predicted_class: ClassIndices
+        self,
+        trace: Trace,
+        profile: ServingProfile,
+        predicted_class: ClassIndices,
+        *,
+        expected_output: IntArray | None = None,
+        usual_output: Sequence[float] | None = None,
+        chunk_tokens: int | None = None,
     ) -> None:
         self.trace, self.profile, self.predicted_class = trace, profile, predicted_class
+        self.expected_output = expected_output
+        self.chunk_tokens = chunk_tokens
+        self.usual_output = usual_output or [
+            profile.classes[name].output_tokens for name in CLASSES
+        ]
         self.clocks_mhz: dict[int, list[int]] = {}
         for tp, clock_mhz in sorted(profile.performance):
             self.clocks_mhz.setdefault(tp, []).append(clock_mhz)
@@ -95,7 +118,14 @@ class ObservedTrace:
         sizes = []
         for tp, tables in tables_of_tp.items():
             fastest = self.fastest(tp)
-            sizes.append(_EngineSize(fastest.kv_tokens, fastest.chunk_tokens, tables))
+            sizes.append(
+                _EngineSize(
+                    kv_tokens=fastest.kv_tokens,
+                    chunk_tokens=self.chunk_tokens or fastest.chunk_tokens,
+                    tables=tables,
+                    link_bytes_s=LINK_BYTES_S * tp,
+                )
+            )
         slos = []
         for name in CLASSES:
             slo = self.profile.classes[name].slo
@@ -110,6 +140,9 @@ class ObservedTrace:
             tables=[performance[configuration].engine_tables for configuration in configurations],
             sizes=sizes,
             slos=slos,
+            usual_output=self.usual_output,
+            expected=self.expected_output,
+            max_context=self.profile.max_context_tokens or np.inf,
         )
 
     @property
@@ -129,18 +162,31 @@ class ObservedTrace:
         """The same without the requests that come before a time."""
         first_request = int(np.searchsorted(self.trace.arrival_s, begin_s))
         later = slice(first_request, None)
-        return ObservedTrace(self.trace.part(later), self.profile, self.predicted_class[later])
+        expected_output = None
+        if self.expected_output is not None:
+            expected_output = self.expected_output[later]
+        return ObservedTrace(
+            self.trace.part(later),
+            self.profile,
+            self.predicted_class[later],
+            expected_output=expected_output,
+            usual_output=self.usual_output,
+            chunk_tokens=self.chunk_tokens,
+        )
 
     @cached_property
     def hopeless_requests(self) -> int:
         """Requests whose prompts alone take longer than their SLOs, on any size at any clock."""
-        input_tokens = self.trace.lengths(self.profile).input_tokens
+        lengths = self.trace.lengths(self.profile)
+        max_context = self.profile.max_context_tokens or np.inf
+        is_served = lengths.input_tokens + lengths.output_tokens <= max_context
         fastest_sizes = [self.fastest(tp) for tp in self.tps]
         num_hopeless = 0
         for class_number, name in enumerate(CLASSES):
-            inputs = input_tokens[self.trace.class_index == class_number]
-            lengths, num_requests = np.unique(inputs, return_counts=True)
-            prompts_s = [size.chunked_prompt_s_at(lengths) for size in fastest_sizes]
+            is_of_class = self.trace.class_index == class_number
+            inputs = lengths.input_tokens[is_of_class & is_served]
+            tokens, num_requests = np.unique(inputs, return_counts=True)
+            prompts_s = [size.chunked_prompt_s_at(tokens) for size in fastest_sizes]
             shortest_s = np.min(prompts_s, axis=0)
             is_hopeless = shortest_s > self.profile.classes[name].slo.ttft_s
             num_hopeless += int(num_requests[is_hopeless].sum())
@@ -191,9 +237,27 @@ def observe_trace(profile: ServingProfile, trace: Trace, settings: Settings) -> 
     past = trace.before(past_end_s(settings))
     typical = past if len(past) else trace
     fitted = profile.with_lengths(typical.mean_lengths())
-    observed = ObservedTrace(trace, fitted, predict_classes(trace, settings))
+    observed = ObservedTrace(
+        trace,
+        fitted,
+        predict_classes(trace, settings),
+        expected_output=expect_outputs(trace, profile, settings),
+        usual_output=[profile.classes[name].output_tokens for name in CLASSES],
+        chunk_tokens=settings.chunk_tokens,
+    )
     require_reachable(fitted, [CLASSES[index] for index in np.unique(trace.class_index)])
     return observed
+
+
+def expect_outputs(trace: Trace, profile: ServingProfile, settings: Settings) -> IntArray | None:
+    """Tokens that each output is expected to have; None where they follow from the past."""
+    if settings.predicted_lengths == "past":
+        return None
+    output_tokens = trace.lengths(profile).output_tokens
+    random = np.random.default_rng((settings.seed, 2))
+    error = settings.length_error_percent / 100 * random.standard_normal(len(trace))
+    expected: IntArray = np.maximum(1, np.rint(output_tokens * (1 + error))).astype(np.int32)
+    return expected
 
 
 def predict_classes(trace: Trace, settings: Settings) -> ClassIndices:

@@ -174,7 +174,7 @@ POLICIES: Final[Mapping[str, Policy]] = {
         dynamic_clock=True,
     ),
     "static": Policy(
-        about="the best pools for the peak, never changed",
+        about="the best pools for the peak; only their clocks change",
         assign=None,
         chooses_tp=True,
         dynamic_clock=True,

@@ -251,6 +251,9 @@ def _result(
         requests_helped=results.helped,
         requests_squashed=results.squashed,
         requests_hopeless=observed.hopeless_requests,
+        requests_too_long=results.too_long,
+        requests_unservable=results.unservable,
+        preemptions=results.preempted,
         series=series,
     )
 

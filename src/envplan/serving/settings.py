@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from envplan.errors import InputError
+
 #: Steps of an instance's start that can be prepared, and the seconds that each takes: a machine is
 #: booted; it fetches the weights; its processes find each other and the engine starts, or both come
 #: from a snapshot. (DynamoLLM, section IV; the middle where a range is stated.)
 STARTUP_STEPS_S: Final[Mapping[str, float]] = {"vm": 90.0, "weights": 180.0, "snapshot": 138.0}
+#: Schedulers of an instance (csrc/serving/scheduler.hpp): the nearest deadline first, or first
+#: come, first served.
+SCHEDULERS: Final = ("edf", "fcfs")
+#: What is expected of an output when its request arrives: the mean of those of its class that have
+#: finished, or its true length, with an error.
+LENGTH_PREDICTORS: Final = ("past", "true")
 _ENGINE_START_S: Final = 18.0  # the part of the last step that the engine itself takes
 _INSTALL_S: Final = 15.0  # weights and KV cache are put into the GPUs
 
@@ -32,6 +40,10 @@ class Settings:
             too long; a short one cannot be too short, nor a long one too long.
         underestimated_percent: share of these that are predicted too short.
         seed: of everything that is drawn.
+        scheduler: one of SCHEDULERS: which prompt of an instance runs next.
+        chunk_tokens: prompt tokens of an iteration; None: as many as the profile says.
+        predicted_lengths: one of LENGTH_PREDICTORS: what admission and routing know of outputs.
+        length_error_percent: standard deviation of the predictor "true", as a share of the output.
         ready: names in STARTUP_STEPS_S of the steps that are prepared before an instance is needed.
         switch_latency_s: from the request of a clock until it is in force.
     """
@@ -46,8 +58,21 @@ class Settings:
     mispredicted_percent: float = 5.0
     underestimated_percent: float = 50.0
     seed: int = 0
+    scheduler: str = "edf"
+    chunk_tokens: int | None = None
+    predicted_lengths: str = "past"
+    length_error_percent: float = 0.0
     ready: tuple[str, ...] = ()
     switch_latency_s: float = 0.03
+
+    def __post_init__(self) -> None:
+        _require_one_of(self.scheduler, SCHEDULERS, "scheduler")
+        _require_one_of(self.predicted_lengths, LENGTH_PREDICTORS, "predictor of lengths")
+        if self.length_error_percent and self.predicted_lengths != "true":
+            raise InputError(
+                "an error of predicted lengths goes with true lengths; those of the past have "
+                "their own"
+            )
 
     @property
     def max_late_share(self) -> float:
@@ -64,3 +89,8 @@ class Settings:
     def reshard_s(self) -> float:
         """Seconds until GPUs that hold the weights already serve as instances of another TP."""
         return min(self.startup_s, _ENGINE_START_S + _INSTALL_S)
+
+
+def _require_one_of(name: str, names: tuple[str, ...], kind: str) -> None:
+    if name not in names:
+        raise InputError(f"there is no {kind} {name!r}; there are: {', '.join(names)}")

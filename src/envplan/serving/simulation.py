@@ -36,6 +36,9 @@ FIGURES: Final = (
     "requests_helped",
     "requests_squashed",
     "requests_hopeless",
+    "requests_too_long",
+    "requests_unservable",
+    "preemptions",
     "gpus_mean",
     "gpus_most",
     "gpu_hours",
@@ -99,6 +102,11 @@ class Simulation:
         requests_squashed: requests given up because they waited too long; their SLOs are missed.
         requests_hopeless: requests that no instance could answer in time, whose prompts alone take
             longer than their SLOs; they are missed.
+        requests_too_long: requests longer than the model takes; they are not among `requests`.
+        requests_unservable: requests longer than the memory of the instances that they came to;
+            their SLOs are missed.
+        preemptions: how often contexts outgrew an instance's memory, so that a request lost its
+            place and began again.
         series: over time.
     """
 
@@ -116,6 +124,9 @@ class Simulation:
     requests_helped: int
     requests_squashed: int
     requests_hopeless: int
+    requests_too_long: int
+    requests_unservable: int
+    preemptions: int
     series: TimeSeries
 
     @property

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from envplan.errors import DoubtWarning
+from envplan.errors import warn_of_doubt
 from envplan.units import POWER_UNITS_PER_W, duration_text, s_from_ns
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ __all__ = ["doubt_job", "doubt_profile", "doubt_request"]
 _MIN_POWER_W: Final = 10.0
 #: No GPU draws that much.
 _MAX_POWER_W: Final = 2000.0
+#: Whoever asks for a slowdown asks for more than that, as a fraction.
+_LEAST_SLOWDOWN: Final = 0.0005
 #: An iteration takes less than that.
 _MAX_ITERATION_S: Final = 3600.0
 #: The highest clock takes so many times as long as a lower one by more than noise as usual.
@@ -32,16 +33,16 @@ def doubt_job(frontier: Relaxation) -> None:
     doubt_profile(frontier.profile)
     waiting_w = max(frontier.blocking_power_w)
     if 0 < waiting_w < _MIN_POWER_W:
-        _warn(
+        warn_of_doubt(
             f"a waiting GPU draws {waiting_w:g} W; GPUs draw {_MIN_POWER_W:g} W at the very least"
         )
     if frontier.min_time > _MAX_ITERATION_S:
-        _warn(
+        warn_of_doubt(
             f"an iteration takes {duration_text(frontier.min_time)} at least; are the profile's "
             "times in seconds?"
         )
     if (transfers := _long_transfers(frontier)) is not None:
-        _warn(transfers)
+        warn_of_doubt(transfers)
 
 
 def _long_transfers(frontier: Relaxation) -> str | None:
@@ -75,17 +76,17 @@ def doubt_profile(profile: Profile) -> None:
         return
     highest, lowest = max(powers), min(powers)
     if highest.power_w < _MIN_POWER_W:
-        _warn(
+        warn_of_doubt(
             f"no operation of profile {profile.name} draws {_MIN_POWER_W:g} W on a GPU; are its "
             "energies in joules and its times in seconds?"
         )
     elif highest.power_w > _MAX_POWER_W:
-        _warn(
+        warn_of_doubt(
             f"an operation of profile {profile.name} draws {highest.power_w:,.0f} W; are its "
             "energies in joules, and of one GPU each?"
         )
     elif lowest.power_w < _MIN_POWER_W:
-        _warn(
+        warn_of_doubt(
             f"stage {lowest.stage} {lowest.instruction} at {lowest.frequency_mhz} MHz draws "
             f"{lowest.power_w:g} W in profile {profile.name}; was its energy measured?"
         )
@@ -112,7 +113,7 @@ def _doubt_highest_clocks(profile: Profile) -> None:
     slowdown = _top_clock_slowdown(slowest)
     if slowdown > _MAX_TOP_CLOCK_SLOWDOWN:
         top = slowest.max_frequency_option
-        _warn(
+        warn_of_doubt(
             f"stage {slowest.stage} {slowest.instruction} takes {100 * (slowdown - 1):.1f}% longer "
             f"at its highest clock, {slowest.frequency_mhz[top]} MHz, than at "
             f"{slowest.frequency_mhz[0]} MHz in profile {profile.name}; is that noise? Savings are "
@@ -135,8 +136,13 @@ def _top_clock_slowdown(table: OptionTable) -> float:
 def doubt_request(frontier: Relaxation, request: Request) -> None:
     """Warn of a target or a condition that no training has."""
     slowdown = request.deadline.slowdown
+    if slowdown is not None and 0 < slowdown < _LEAST_SLOWDOWN:
+        warn_of_doubt(
+            f"a slowdown of {100 * slowdown:g}% is next to none; 1% is --slowdown 1 on the command "
+            "line and slowdown=0.01 in Python"
+        )
     if slowdown is not None and slowdown >= 1:
-        _warn(
+        warn_of_doubt(
             f"a slowdown of {100 * slowdown:g}% makes iterations {1 + slowdown:g} times as long as "
             "T_min; 2% is --slowdown 2 on the command line and slowdown=0.02 in Python"
         )
@@ -144,15 +150,11 @@ def doubt_request(frontier: Relaxation, request: Request) -> None:
     longest_s = s_from_ns(max(slowest_options_ns))
     is_measured = request.switch_latency_s == frontier.profile.measured_latency_s
     if request.switch_latency_s > longest_s and not is_measured:
-        _warn(
+        warn_of_doubt(
             f"clocks come {request.switch_latency_s:g} s after they are asked for, later than the "
             f"longest operation is over ({longest_s:g} s); --switch-latency takes units, as in 20ms"
         )
     num_gpus = frontier.num_gpus * frontier.pipeline.num_stages
     for limit in request.limits:
         for doubt in limit.doubts(num_gpus):
-            _warn(doubt)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, DoubtWarning, stacklevel=4)
+            warn_of_doubt(doubt)

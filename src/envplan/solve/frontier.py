@@ -5,8 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from envplan._io.completion import names_for_users
+from envplan._io.files import atomic_write
 from envplan._io.notebook import drawing, png_of
 from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+#: Names of a frontier that the library alone uses.
+_INNER_NAMES: Final = (
+    "add_choice", "beyond", "intervals_below", "ladder_for", "network", "plans_at",
+    "plans_to_draw", "problem", "retraced", "slower_plans_to_draw", "state_at", "trace",
+    "trace_seconds", "tracer", "walk",
+)  # fmt: skip
 #: How many plans a ladder for stragglers has, where nobody says.
 LADDER: Final = 32
 #: Up to so many operations plans to draw are searched for as long as others.
@@ -250,16 +259,25 @@ class Frontier(Relaxation):
         Of large jobs it has fewer, and those are less searched for.
 
         Args:
-            path: where to save it as well: .png, .svg or .pdf.
+            path: where to save it as well: .png, .svg or .pdf; .html gets the page on which one
+                moves along the curve.
             plans: at most so many on the curve.
 
         Raises:
-            InputError: the file cannot be written.
+            InputError: the file has another ending, or cannot be written.
         """
-        figure: Figure = drawing("frontier").frontier_figure(self, self.plans_to_draw(plans))
-        if path is not None:
+        drawn = self.plans_to_draw(plans)
+        figure: Figure = drawing("frontier").frontier_figure(self, drawn)
+        if path is not None and Path(path).suffix.lower() == ".html":
+            slower = self.slower_plans_to_draw()
+            atomic_write(path, drawing("report").frontier_page(self, drawn, slower=slower))
+        elif path is not None:
             drawing("figures").save_figure(figure, path)
         return figure
+
+    def __dir__(self) -> list[str]:
+        """Names for a user: without exact integers and what the search uses."""
+        return names_for_users(super().__dir__(), _INNER_NAMES)
 
     def __repr__(self) -> str:
         return (

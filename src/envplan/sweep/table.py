@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -21,12 +22,14 @@ from envplan.errors import InputError
 from envplan.replay import Ask
 from envplan.request.limits import LIMIT_OPTIONS
 from envplan.sweep.config import LIMIT_TARGETS
+from envplan.units import J_PER_KWH
 
 __all__ = [
     "COLUMNS",
     "SweepRow",
     "ValueSummary",
     "best_rows",
+    "cheapest_row",
     "check_table",
     "read_rows",
     "summarize_values",
@@ -265,6 +268,33 @@ def best_rows(rows: Sequence[SweepRow], count: int) -> list[SweepRow]:
     """The points that save most; where they save alike, in the order of the table."""
     planned = [row for row in rows if row.savings_percent is not None]
     return sorted(planned, key=lambda row: -(row.savings_percent or 0.0))[:count]
+
+
+def cost_saved(row: SweepRow, *, price: float, gpu_hour: float) -> float:
+    """The share of an iteration's cost at maximum frequency that a planned point saves.
+
+    Args:
+        row: of a point that was planned.
+        price: of a kWh.
+        gpu_hour: what an hour of a GPU costs besides energy.
+    """
+    time_s, energy_j = row.iteration_time_s or 0.0, row.energy_j or 0.0
+    usual_time_s = time_s / (1 + (row.slowdown_percent or 0.0) / 100)
+    usual_energy_j = energy_j / (1 - (row.savings_percent or 0.0) / 100)
+    num_gpus = (row.stages or 1) * row.gpus_per_stage * row.replicas
+
+    def cost(time_s: float, energy_j: float) -> float:
+        return num_gpus * time_s / 3600 * gpu_hour + energy_j / J_PER_KWH * price
+
+    usual = cost(usual_time_s, usual_energy_j)
+    return 1 - cost(time_s, energy_j) / usual if usual else 0.0
+
+
+def cheapest_row(rows: Sequence[SweepRow], *, price: float, gpu_hour: float) -> SweepRow | None:
+    """The point that saves most of the cost, not just of the energy; None: none was planned."""
+    planned = [row for row in rows if row.savings_percent is not None]
+    saved = partial(cost_saved, price=price, gpu_hour=gpu_hour)
+    return max(planned, key=saved, default=None)
 
 
 @dataclass(frozen=True, slots=True)

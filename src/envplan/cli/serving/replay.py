@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from envplan._io.words import counted
 from envplan.cli import output as ui
 from envplan.cli.cost_options import RateOptions
 from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions
 from envplan.cli.shared import JOB, MONEY, MOST_USED
-from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, parser_of, quantity
+from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, one_of, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
 from envplan.serving.builtin import WEEKS, builtin_traces
-from envplan.serving.settings import STARTUP_STEPS_S, Settings
+from envplan.serving.settings import LENGTH_PREDICTORS, SCHEDULERS, STARTUP_STEPS_S, Settings
 from envplan.serving.trace import Trace
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _OTHER_KEYS: Final = ("schema", "trace", "profile", "carbon_g", "savings_percent
 
 #: Panels of `--help`.
 FORECAST: Final = "Forecast"
+ENGINE: Final = "Engine"
 START_UP: Final = "Start-up and clocks"
 
 
@@ -201,6 +203,46 @@ class ReplayOptions:
             parser=quantity(PERCENT.within(0, 100)),
         ),
     ] = Settings.underestimated_percent
+    predicted_lengths: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=FORECAST,
+            metavar="NAME",
+            help="What routing and admission know of an output: the mean of its class so far "
+            "(past), or its length (true).",
+            parser=one_of(*LENGTH_PREDICTORS),
+        ),
+    ] = Settings.predicted_lengths
+    length_error: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=FORECAST,
+            metavar="PCT",
+            help="Error of true lengths, as in 30%; default: none.",
+            show_default=False,
+            parser=quantity(PERCENT.within(0, 1000)),
+        ),
+    ] = Settings.length_error_percent
+    scheduler: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=ENGINE,
+            metavar="NAME",
+            help="Which prompt of an instance runs next: the one with the nearest deadline (edf), "
+            "or first come, first served (fcfs), as in vLLM.",
+            parser=one_of(*SCHEDULERS),
+        ),
+    ] = Settings.scheduler
+    chunk: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=ENGINE,
+            metavar="TOKENS",
+            help="Tokens of an iteration, as in 2048; default: the profile's.",
+            show_default=False,
+            parser=quantity(COUNT.within(1, 10**6)),
+        ),
+    ] = None
     seed: Annotated[
         int,
         typer.Option(
@@ -244,6 +286,10 @@ class ReplayOptions:
             mispredicted_percent=self.mispredicted,
             underestimated_percent=self.underestimated,
             seed=self.seed,
+            scheduler=self.scheduler,
+            chunk_tokens=self.chunk,
+            predicted_lengths=self.predicted_lengths,
+            length_error_percent=self.length_error,
             ready=self.ready or (),
             switch_latency_s=self.clock_delay,
         )
@@ -279,6 +325,7 @@ class ReplayOptions:
                 on_omission=left_out,
             )
         self._warn_of_hopeless(simulations[0])
+        _warn_of_too_long(simulations, profile)
         return Replays(profile, trace, simulations)
 
     def _warn_of_hopeless(self, result: Simulation) -> None:
@@ -303,6 +350,22 @@ class ReplayOptions:
             lambda: over_time_figure(simulations, title),
             lambda: comparison_page(simulations, title, replays.profile.source),
         )
+
+
+def _warn_of_too_long(simulations: Sequence[Simulation], profile: ServingProfile) -> None:
+    """Name requests that the model, or an instance's memory, could not take."""
+    too_long = simulations[0].requests_too_long
+    if too_long:
+        ui.warn(
+            f"{counted(too_long, 'request')} longer than the {profile.max_context_tokens:.0f} "
+            "tokens that the model takes: not served, and not counted among the requests"
+        )
+    for result in simulations:
+        if result.requests_unservable:
+            ui.warn(
+                f"{result.policy}: {counted(result.requests_unservable, 'request')} longer than "
+                "the memory of the instances that should serve them; their SLOs are missed"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

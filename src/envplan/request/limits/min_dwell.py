@@ -38,7 +38,7 @@ class MinDwell(Limit):
             keyword="min_dwell",
             older_keyword="min_hold",
             flag="min-dwell",
-            quantity=TIME.plainly("ms").within(0, _LONGEST_S),
+            quantity=TIME.plainly("ms").within(0, _LONGEST_S).with_unit(),
             metavar="TIME",
             help="No stage asks for another clock within TIME, as in 100ms or 100 (milliseconds).",
             panel="Slow clocks",
