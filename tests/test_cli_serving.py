@@ -287,7 +287,7 @@ solve --load LL=5 --plot a.txt | 2 | --plot | .png
 solve nothing.csv --load LL=5 | 2 | nothing.csv | h100-llama2-70b
 solve --load LL=5 --planner hierarchical --one-frequency | 2 | --one-frequency
 simulate --gpus 0 | 2 | --gpus
-simulate --gpus 2 | 1 | GPUs | more than the 2
+simulate --policy SinglePool --gpus 2 | 1 | GPUs | more than the 2
 simulate --slo-quantile 100 | 2 | --slo-quantile
 simulate --load-factor 0 | 2 | --load-factor
 simulate --price dear.csv | 2 | dear.csv
@@ -348,3 +348,25 @@ def test_apply_and_hold_refuse_what_they_cannot_use(tmp_path: Path) -> None:
     assert_refused(inside("apply"), 2, "--profile")
     assert not (tmp_path / "serving.clocks.json").exists()
     assert_refused(inside("hold"), 2, "serving.clocks.json")
+
+
+def test_a_given_fleet_and_a_plans_fleet_are_replayed(tmp_path: Path) -> None:
+    trace_of(tmp_path, *(f"{300 * slot},SM,300" for slot in range(12)))
+    done("serving solve --load SM=2000 --planner hierarchical -q")
+    shown = inside("simulate", "--trace", "trace.csv", "--fleet", "2xTP2@1200", "--plot")
+    assert shown.out.startswith("2xTP2@1200: trace, 3,600 requests in 1 h on ")
+    assert "first token, p50, p90, p99 (s)" in shown.out
+    assert "wrote serving-trace-2xTP2@1200.png" in shown.out
+    assert (tmp_path / "serving-trace-2xTP2@1200.png").exists()
+    document = answered("simulate", "--trace", "trace.csv", "--fleet", "serving-plan.json")
+    assert document["policy"] == "serving-plan"
+    assert document["ttft_s"]["p50"] <= document["ttft_s"]["p99"]
+    assert set(document["fixed_fleets"]) == {"largest_tp", "highest_clock", "lower_clock"}
+    refused = inside("simulate", "--trace", "trace.csv", "--fleet", "3xTP3@7")
+    assert_refused(refused, 2, "the profile has no TP3 at 7 MHz")
+
+
+def test_a_fleet_that_is_too_small_does_what_it_can_and_says_so() -> None:
+    ran = inside("simulate", "--trace", "azure-2023-conversation", "--gpus", "8")
+    assert ran.code == 0
+    says(ran.err, "envplan wants up to 12 GPUs", "4 more than the 8 there are", "it meets 99.9")

@@ -25,7 +25,7 @@ from envplan.costs.rate_file import read_rate
 from envplan.devices.locks import Mark
 from envplan.enforce.clock_files import read_clocks
 from envplan.enforce.freqplan import FrequencyPlan
-from envplan.enforce.orders import Order
+from envplan.enforce.order_file import Order
 from envplan.errors import EnvplanError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces

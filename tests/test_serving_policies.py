@@ -105,7 +105,7 @@ def test_what_cannot_be_replayed_is_told() -> None:
     for profile, known, how, kind, words in (
         (PROFILE, trace, Settings(past_s=3600.0), InputError, "after a past of 3600 s"),
         (PROFILE, late, Settings(past_s=600.0), InputError, "in a past"),
-        (PROFILE, trace, Settings(max_gpus=16), NoAnswerError, r"envplan needs \d+ GPUs"),
+        (PROFILE, trace, Settings(max_gpus=1), NoAnswerError, r"envplan needs \d+ GPUs"),
         (strict, trace, Settings(), NoAnswerError, "gives SS its tokens 0.001 s apart; the best"),
     ):
         with pytest.raises(kind, match=words):

@@ -196,15 +196,15 @@ def test_the_least_number_of_instances_leaves_just_enough_in_time(
     served = service(requests, ttft=(3.0,))
     instances, busy, *_ = served.need(0.0, 10.0, 1, 0, late)
     arrival, tokens = (np.array(column) for column in list(zip(*requests, strict=True))[:2])
-    longest = 16 * (np.sort(tokens)[int(np.ceil(0.99 * len(tokens))) - 1] // 16 + 1)
-    slack = max(0.02, 3.0 - longest * TOKEN - TOKEN - 0.05)
+    longest = np.sort(tokens)[int(np.ceil(0.99 * (len(tokens) - 1)))]
+    slacks = 3.0 - np.minimum(tokens, longest) * TOKEN - TOKEN - 0.05  # each prompt leaves its own
 
     def missed(instances: float) -> int:
         queue, count = 0.0, 0
         for k in range(102):
             mine = (arrival / 0.1).astype(int) == k
             queue = max(0.0, queue + tokens[mine].sum() * TOKEN - 0.1 * instances)
-            count += mine.sum() * (queue > instances * slack)
+            count += (queue - tokens[mine] * TOKEN > instances * slacks[mine]).sum()
         return count
 
     assert busy == pytest.approx(tokens.sum() * TOKEN / 10)

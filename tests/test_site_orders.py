@@ -15,19 +15,21 @@ import pytest
 
 from cli_helpers import done, envplan, says, small_profile, told
 from envplan import InputError
-from envplan.enforce.orders import Order
+from envplan.enforce.order_file import Order
 from envplan.site import Budget, SiteJob, plan_site, read_jobs
-from envplan.site.orders import SAFE_LEAD, OrderWriter, orderable
+from envplan.site.model import SitePlan
+from envplan.site.order_writer import SAFE_LEAD, OrderWriter, orderable
 from envplan.site.plan import SiteOverheads
 from envplan.site.run_progress import RunProgress
 from envplan.site.signal import read_signal
-from envplan.site.watch import (
+from envplan.site.watch import SiteWatch
+from envplan.site.watch_events import (
     AllFollow,
     OrdersFailed,
     OrdersLost,
     OrdersWritten,
+    PlanFailed,
     SignalLost,
-    SiteWatch,
     WatchEvent,
 )
 from site_helpers import add_job
@@ -319,6 +321,7 @@ class Watched:
             alternates=True,
             plan_power="average",
             writer=OrderWriter(folder, jobs),
+            plan_file=folder / "site.json",
         )
 
     def events(self) -> list[WatchEvent]:
@@ -428,6 +431,22 @@ def test_where_orders_cannot_be_written_it_is_tried_again(watched: Watched) -> N
     (written,) = watched.events()
     assert isinstance(written, OrdersWritten)
     assert [order.job for order in written.orders] == ["b"]
+
+
+def test_a_plan_that_cannot_be_written_ends_no_watch_and_is_tried_again(watched: Watched) -> None:
+    (watched.folder / "site.json").mkdir()
+    watched.signal.write_text("100%")
+    failed, written = watched.events()
+    assert isinstance(failed, PlanFailed)
+    assert isinstance(written, OrdersWritten)
+    watched.signal.write_text("90%")
+    (written,) = watched.events()  # the failure is said once
+    assert isinstance(written, OrdersWritten)
+    watched.all_ranks_follow()
+    assert isinstance(watched.events()[0], AllFollow)
+    (watched.folder / "site.json").rmdir()
+    assert watched.events() == []
+    assert SitePlan.load(watched.folder / "site.json") == watched.watch.plan
 
 
 # The command

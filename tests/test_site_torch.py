@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envplan.enforce.orders import Order
+from envplan.enforce.order_file import Order
 from envplan.site import SiteJob, read_jobs
 from fake_nvml import FakeNvml, open_fake_nvml, wait_for
 from site_helpers import Iteration, Watch, add_job, one_stage_profile, read_iterations

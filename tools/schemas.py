@@ -6,7 +6,7 @@ import json
 
 from envplan._io.documents import Document
 from envplan.enforce.freqplan import FrequencyPlan
-from envplan.enforce.orders import Order
+from envplan.enforce.order_file import Order
 from envplan.plan import Plan
 from envplan.serving.apply import ServingApplied
 from envplan.serving.plan import ServingPlan

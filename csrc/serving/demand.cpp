@@ -16,9 +16,7 @@ namespace {
 constexpr double kBin = 0.1;          // s
 constexpr double kFine = 1.005;       // precision of a need
 constexpr double kSteadyBin = 600.0;  // s over which iterations may stay full
-constexpr double kLong = 0.99;      // quantile of the prompts whose own time a deadline must leave
-constexpr int32_t kGrain = 16;      // tokens: precision of that quantile
-constexpr int32_t kLengths = 8192;  // longer inputs count as of so many grains
+constexpr double kLong = 0.99;  // quantile of the prompts whose own time a deadline must leave
 constexpr double kLeastSlack = 0.02;  // s
 constexpr double kLeastFree = 0.1;    // of an instance is left by stricter requests
 constexpr double kMemoryBin = 5.0;    // s over which contexts are averaged
@@ -27,12 +25,13 @@ constexpr double kFull = 1e9;         // instances: more than there are
 
 // How long requests of a level may wait for others' work.
 struct Level {
-  double ttft_s, own_s;  // SLO, and of a prompt alone
-  double least_s;        // that it may wait, whatever its own takes
-  double stricter;       // instances that stricter levels keep busy
+  double ttft_s;     // SLO
+  double least_s;    // that any of them may wait, whatever its own prompt takes
+  double stricter;   // instances that stricter levels keep busy
+  double longest_s;  // of its prompts, each alone, but for the few that take longer still
 
   // A prompt is in one instance only, where stricter ones go first: its own time is stretched.
-  double slack(double instances) const {
+  double slack(double own_s, double instances) const {
     const double free = std::max(kLeastFree, 1 - stricter / instances);
     return std::max(least_s, ttft_s - own_s / free);
   }
@@ -40,12 +39,13 @@ struct Level {
 
 // Work in bins, by how strict its SLO is, and how long it may wait.
 struct Queues {
-  static constexpr std::size_t kMost = kMaxClasses;  // levels
+  static constexpr std::size_t kMost = kMaxClasses + 1;  // levels
   std::size_t bins, levels;
-  std::vector<double> work;      // of a bin and level: of this and all stricter ones, s
-  std::vector<double> requests;  // of a bin and level
-  std::vector<Level> limits;     // of a level
-  double allowed;                // requests that may be late
+  std::vector<double> work;         // of a bin and level: of this and all stricter ones, s
+  std::vector<std::size_t> begins;  // of a bin and level: where its prompts begin in own_s
+  std::vector<double> own_s;        // of each prompt alone
+  std::vector<Level> limits;        // of a level
+  double allowed;                   // requests that may be late
 
   bool too_late(double instances) const {
     switch (levels) {  // the usual numbers, so that the compiler knows them
@@ -55,6 +55,8 @@ struct Queues {
         return too_late_of<2>(instances);
       case 3:
         return too_late_of<3>(instances);
+      case 4:
+        return too_late_of<4>(instances);
       default:
         return too_late_of<kMost>(instances);
     }
@@ -63,16 +65,30 @@ struct Queues {
   template <std::size_t kLevels>
   bool too_late_of(double instances) const {
     const std::size_t count = kLevels < kMost ? kLevels : levels;
-    double queue[kLevels] = {}, longest[kLevels];
-    for (std::size_t l = 0; l < count; ++l) longest[l] = instances * limits[l].slack(instances);
+    double queue[kLevels] = {}, shortest[kLevels];  // that all prompts of a level may wait
+    for (std::size_t l = 0; l < count; ++l)
+      shortest[l] = instances * limits[l].slack(limits[l].longest_s, instances);
     const double served = instances * kBin;
     double missed = 0;
     for (std::size_t bin = 0; bin < bins; ++bin)
       for (std::size_t l = 0; l < count; ++l) {
         queue[l] = std::max(0.0, queue[l] + work[bin * count + l] - served);
-        if (queue[l] > longest[l] && (missed += requests[bin * count + l]) > allowed) return true;
+        if (queue[l] <= shortest[l]) continue;
+        missed += late_prompts(bin * count + l, limits[l], queue[l], instances);
+        if (missed > allowed) return true;
       }
     return false;
+  }
+
+  // The prompts of a bin and level that may wait less than it takes to do other prompts' work.
+  double late_prompts(std::size_t cell, const Level& level, double queue_s,
+                      double instances) const {
+    double late = 0;
+    for (std::size_t k = begins[cell]; k < begins[cell + 1]; ++k) {
+      const double slack_s = level.slack(std::min(own_s[k], level.longest_s), instances);
+      if (queue_s - own_s[k] > instances * slack_s) ++late;
+    }
+    return late;
   }
 
   // The least number of instances at which it is not too late, to a half percent.
@@ -94,6 +110,12 @@ double quantile(std::vector<double>& values, double share) {
   std::nth_element(values.begin(), values.begin() + place, values.end());
   return values[place];
 }
+
+// A prompt that can be in time: its bin and level, and how long it takes alone.
+struct Prompt {
+  std::size_t cell;
+  double own_s;
+};
 
 // The instances of one size that a stretch of requests needs: demand is put into bins, and each of
 // three bounds is taken from them. Times in s, tokens as counts.
@@ -122,9 +144,9 @@ class Capacity {
     bin_demand();
     limit_queues(late);
     const double memory = memory_bound(late);
-    const double fewest =
-        std::max(queues_.least(busy_s_ / duration_), quantile_of_steady_bounds(late));
-    return {std::max(fewest, memory), busy_s_ / duration_, stays_s_ / duration_,
+    const double busy = busy_s_ / duration_;  // so many have time for all the work
+    const double fewest = std::max({busy, queues_.least(busy), quantile_of_steady_bounds(late)});
+    return {std::max(fewest, memory), busy, stays_s_ / duration_,
             1 - static_cast<double>(hopeful_) / static_cast<double>(count_)};
   }
 
@@ -141,6 +163,7 @@ class Capacity {
     }
     std::sort(ttft_s_.begin(), ttft_s_.end());
     ttft_s_.erase(std::unique(ttft_s_.begin(), ttft_s_.end()), ttft_s_.end());
+    ttft_s_.push_back(kNever);  // the level of work that is late in any case
     for (std::size_t c = 0; c < slos.size(); ++c) {
       level_of_class_[c] =
           std::lower_bound(ttft_s_.begin(), ttft_s_.end(), slos[c].ttft_s) - ttft_s_.begin();
@@ -162,8 +185,7 @@ class Capacity {
     queues_.levels = levels;
     queues_.bins = static_cast<std::size_t>(duration_ / kBin) + 2;
     queues_.work.assign(queues_.bins * levels, 0.0);
-    queues_.requests = queues_.work;
-    lengths_.assign(levels, std::vector<int64_t>(kLengths, 0));
+    queues_.begins.assign(queues_.bins * levels + 1, 0);
     held_tokens_.assign(static_cast<std::size_t>(duration_ / kMemoryBin) + 1, 0.0);
     const auto steady_bins = static_cast<std::size_t>(std::ceil(duration_ / kSteadyBin));
     input_tokens_.assign(steady_bins, 0.0);
@@ -172,6 +194,16 @@ class Capacity {
     arrived_.assign(levels, 0.0);
     work_s_.assign(levels, 0.0);
     for (const int64_t k : chosen_) bin_request(k);
+    list_prompts();
+  }
+
+  // The times of the prompts that can be in time, by bin and level. `begins` holds their numbers.
+  void list_prompts() {
+    std::vector<std::size_t>& begins = queues_.begins;
+    std::partial_sum(begins.begin(), begins.end(), begins.begin());
+    queues_.own_s.resize(begins.back());
+    std::vector<std::size_t> next(begins.begin(), begins.end() - 1);
+    for (const Prompt& prompt : prompts_) queues_.own_s[next[prompt.cell]++] = prompt.own_s;
   }
 
   void bin_request(int64_t k) {
@@ -184,25 +216,44 @@ class Capacity {
     const double stay = work + output * (step_s_ + beside_s);
     const std::size_t level = level_of_class_[requests_.known[k]];
     const std::size_t bin = std::min(static_cast<std::size_t>(at / kBin), queues_.bins - 1);
-    queues_.work[bin * queues_.levels + level] += work;
-    if (service_.own_time(size_, table_, requests_.input[k]) <= ttft_s_[level]) {
-      ++hopeful_;
-      queues_.requests[bin * queues_.levels + level] += 1;
-      ++lengths_[level][std::min(requests_.input[k] / kGrain, kLengths - 1)];
-    }
+    const std::size_t cell = bin * queues_.levels + level;
+    const double own_s = service_.own_time(size_, table_, requests_.input[k]);
     busy_s_ += work;
-    work_s_[level] += work;
     stays_s_ += stay;
     inputs_[level] += input;
     arrived_[level] += 1;
+    if (input + output <= size_.kv_tokens) hold_memory(at, stay, input + output);
+    if (own_s > ttft_s_[level]) {
+      // It is in nobody's way once it is late: from then on it waits behind all others.
+      const double in_time_s = std::min(work, ttft_s_[level]);
+      queues_.work[cell] += in_time_s;
+      work_s_[level] += in_time_s;
+      queues_.work[bin * queues_.levels + queues_.levels - 1] += work - in_time_s;
+      return;
+    }
+    ++hopeful_;
+    queues_.work[cell] += work;
+    work_s_[level] += work;
+    ++queues_.begins[cell + 1];
+    prompts_.push_back({cell, std::max(own_s, input * token_s_)});
     const std::size_t steady_bins = input_tokens_.size();
     const auto steady_bin =
         std::min(static_cast<std::size_t>(at / duration_ * static_cast<double>(steady_bins)),
                  steady_bins - 1);
     input_tokens_[steady_bin] += input;
     output_tokens_[steady_bin] += output;
-    held_tokens_[std::min(static_cast<std::size_t>(at / kMemoryBin), held_tokens_.size() - 1)] +=
-        (input + output) * stay / kMemoryBin;
+  }
+
+  // Counts a request's context in each of the bins that it stays in, by the part that it stays.
+  void hold_memory(double from, double stay, double tokens) {
+    const double until = from + stay;
+    const std::size_t last = held_tokens_.size() - 1;
+    auto bin = std::min(static_cast<std::size_t>(from / kMemoryBin), last);
+    for (; bin <= last && static_cast<double>(bin) * kMemoryBin < until; ++bin) {
+      const double begin = static_cast<double>(bin) * kMemoryBin;
+      const double part = std::min(until, begin + kMemoryBin) - std::max(from, begin);
+      held_tokens_[bin] += tokens * std::max(0.0, part) / kMemoryBin;
+    }
   }
 
   // How long each level may wait, and its work with that of all stricter ones.
@@ -210,12 +261,11 @@ class Capacity {
     queues_.allowed = late * static_cast<double>(hopeful_);
     double stricter = 0;
     for (std::size_t level = 0; level < queues_.levels; ++level) {
-      const double tokens = long_prompt(lengths_[level]);
-      const double own = std::max(table_.prompt_time(tokens), tokens * token_s_);
       // The prompts that all instances are at do not wait: of each, half is left on average.
       const double prompt_s = inputs_[level] * token_s_ / std::max(1.0, arrived_[level]);
-      queues_.limits.push_back({ttft_s_[level] - table_.prompt_time(1) - 0.5 * kBin, own,
-                                std::max(kLeastSlack, 0.5 * prompt_s), stricter});
+      queues_.limits.push_back({ttft_s_[level] - table_.prompt_time(1) - 0.5 * kBin,
+                                std::max(kLeastSlack, 0.5 * prompt_s), stricter,
+                                longest_prompt_s(level)});
       stricter += work_s_[level] / duration_;
     }
     for (std::size_t bin = 0; bin < queues_.bins; ++bin) {
@@ -226,15 +276,12 @@ class Capacity {
     }
   }
 
-  // Tokens that a share kLong of the prompts does not exceed.
-  static double long_prompt(const std::vector<int64_t>& lengths) {
-    const int64_t prompts = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-    int64_t seen = 0;
-    int32_t grain = 0;
-    while (static_cast<double>(seen += lengths[grain]) < kLong * static_cast<double>(prompts)) {
-      ++grain;
-    }
-    return (grain + 1) * kGrain;
+  // The time alone that a share kLong of a level's prompts does not exceed.
+  double longest_prompt_s(std::size_t level) const {
+    std::vector<double> own_s;
+    for (const Prompt& prompt : prompts_)
+      if (prompt.cell % queues_.levels == level) own_s.push_back(prompt.own_s);
+    return own_s.empty() ? 0 : quantile(own_s, kLong);
   }
 
   double memory_bound(double late) {
@@ -290,7 +337,7 @@ class Capacity {
   double token_s_ = 0, batch_s_ = 0, step_s_ = 0;
   // Demand.
   Queues queues_;
-  std::vector<std::vector<int64_t>> lengths_;  // of a level's inputs, in grains
+  std::vector<Prompt> prompts_;  // that can be in time
   std::vector<double> held_tokens_, input_tokens_, output_tokens_;
   std::vector<double> inputs_, arrived_, work_s_;  // of a level
   double busy_s_ = 0, stays_s_ = 0;

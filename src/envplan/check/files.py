@@ -15,7 +15,7 @@ from envplan._io.tables import header_names
 from envplan.check import provers
 from envplan.check.provers import OpenedFile
 from envplan.check.unproved import not_proved
-from envplan.enforce.orders import ORDER_SCHEMA
+from envplan.enforce.order_file import ORDER_SCHEMA
 from envplan.errors import InputError, naming, shown
 from envplan.site.model import SITE_SCHEMA
 

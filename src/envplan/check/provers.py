@@ -21,7 +21,7 @@ from envplan.check.sites import verify_site
 from envplan.costs.rate_file import read_rate
 from envplan.enforce.clock_files import count_clocks
 from envplan.enforce.freqplan import FrequencyPlan
-from envplan.enforce.orders import Order
+from envplan.enforce.order_file import Order
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces

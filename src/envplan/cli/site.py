@@ -36,7 +36,7 @@ from envplan.quantities import POWER
 if TYPE_CHECKING:
     from envplan.site import Budget, SiteJob, SitePlan
     from envplan.site.model import JobShare, SiteInterval, SiteJobRecord
-    from envplan.site.orders import OrderWriter
+    from envplan.site.order_writer import OrderWriter
     from envplan.site.plan import SiteOverheads
     from envplan.site.shedding import ShedPoint
     from envplan.site.watch import SiteWatch
@@ -210,8 +210,8 @@ def site(
         site_jobs, writer = order_writer(site_jobs, order_options.orders, order_options.lead)
     if writer is not None and order_options.watch is not None:
         _write_frontiers(jobs_as_read, site_jobs)
-        watch = _site_watch(order_options.watch, site_jobs, site_budget, options, writer)
-        follow_signal(watch, order_options.every, output)
+        watch = _site_watch(order_options.watch, site_jobs, site_budget, options, writer, output)
+        follow_signal(watch, order_options.every)
         return
     with progress("Sharing the power") as work:
         plan = plan_site(
@@ -278,8 +278,9 @@ def _site_watch(
     budget: Budget,
     options: SiteOptions,
     writer: OrderWriter,
+    output: Path,
 ) -> SiteWatch:
-    """What follows a signal; the budget's only interval counts until the signal was read."""
+    """A watch that follows a signal; the budget's only interval counts until that was read."""
     from envplan.site.watch import SiteWatch
 
     (interval,) = budget.intervals
@@ -292,6 +293,7 @@ def _site_watch(
         alternates=options.alternate,
         plan_power=options.plan_power,
         writer=writer,
+        plan_file=output,
     )
 
 

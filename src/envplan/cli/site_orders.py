@@ -23,8 +23,9 @@ from envplan.quantities import TIME
 
 if TYPE_CHECKING:
     from envplan.site import Budget, SiteJob
-    from envplan.site.orders import OrderWriter, WrittenOrder
-    from envplan.site.watch import SiteWatch, WatchEvent
+    from envplan.site.order_writer import OrderWriter, WrittenOrder
+    from envplan.site.watch import SiteWatch
+    from envplan.site.watch_events import WatchEvent
 
 ORDERS: Final = "Orders"
 _W_PER_KW: Final = 1e3
@@ -107,7 +108,7 @@ def order_writer(
     Raises:
         InputError: a job cannot have orders, or the folder cannot be made.
     """
-    from envplan.site.orders import OrderWriter, orderable
+    from envplan.site.order_writer import OrderWriter, orderable
 
     site_jobs = orderable(jobs)
     pausing = [job.name for job in jobs if job.may_pause]
@@ -167,23 +168,18 @@ def _iteration_words(iteration: int | None) -> str:
     return "as it is read" if iteration is None else str(iteration)
 
 
-def follow_signal(watch: SiteWatch, every_s: float, output: Path) -> None:
-    """Do rounds until interrupted; each that shares the power anew writes the site's plan.
+def follow_signal(watch: SiteWatch, every_s: float) -> None:
+    """Do rounds until interrupted.
 
     Args:
         watch: does the rounds.
         every_s: from one round's begin to the next one's.
-        output: of the plan.
     """
-    from envplan.site.watch import OrdersWritten
-
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):  # the usual end of it
         while True:
             begin_s = time.monotonic()
             for event in watch.round():
-                if isinstance(event, OrdersWritten) and watch.plan is not None:
-                    watch.plan.save(output)
                 _tell(event)
             time.sleep(max(0.0, begin_s + every_s - time.monotonic()))
     if not (invocation().json or invocation().quiet):
@@ -201,10 +197,10 @@ def _tell(event: WatchEvent) -> None:
 
 def _words(event: WatchEvent) -> str:
     """An event in words."""
-    from envplan.site import watch
+    from envplan.site import watch_events as events
 
     match event:
-        case watch.OrdersWritten():
+        case events.OrdersWritten():
             missing = ""
             if event.missing_w:
                 missing = (
@@ -216,22 +212,24 @@ def _words(event: WatchEvent) -> str:
                 f"{_kw(event.power_w)} planned, {event.throughput_loss_percent:.2f}% of "
                 f"throughput lost{missing}"
             )
-        case watch.AllFollow():
+        case events.AllFollow():
             late = f", {event.most_late} iterations late at most" if event.most_late else ""
             return (
                 f"{_names(event.jobs)} follow{late}; the last rank {event.after_signal_s:.2f} s "
                 "after the signal changed"
             )
-        case watch.NotFollowing():
+        case events.NotFollowing():
             return (
                 f"{_names(event.jobs)}: not all ranks have said within {event.waited_s:.0f} s that "
                 "they follow (is orders= given in training, and the run log where the site looks?)"
             )
-        case watch.OrdersLost():
+        case events.OrdersLost():
             return f"{_names(event.jobs)}: orders were lost or damaged, and are written again"
-        case watch.SignalLost():
+        case events.SignalLost():
             return f"no signal, the last one counts, {_kw(event.budget_w)}: {event.message}"
-        case watch.OrdersFailed():
+        case events.PlanFailed():
+            return f"the site's plan is not written, tried again: {event.message}"
+        case events.OrdersFailed():
             return f"orders are not written, tried again: {event.message}"
     raise AssertionError(event)
 

@@ -139,7 +139,8 @@ class OutputFile:
 
     Args:
         suffixes: the name must have one of these; none: any.
-        bare: what the file is called where the option stands alone; "" where it may not.
+        bare: what the file is called where the option stands alone; "" where it may not. The
+            command may complete a name such as "serving-*.png".
         terminal: whether `-` stands for the terminal, on which it is drawn.
     """
 

@@ -157,7 +157,8 @@ def _policy_lines(names: Sequence[str]) -> list[_PolicyLine]:
     for name in names:
         is_baseline = len(names) > 1 and name == names[0]
         label = f"{name} (baseline)" if is_baseline else name
-        lines.append(_PolicyLine(label, color_of[name], dash_of[name]))
+        color, dash = color_of.get(name, RED), dash_of.get(name, "-")  # of a fleet that is given
+        lines.append(_PolicyLine(label, color, dash))
     return lines
 
 
@@ -251,6 +252,7 @@ def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
         for axes in (top, power, gpus):
             axes.set_ylim(bottom=0)
         attainment.set_ylabel("SLOs met (%),\nnot from 0")
+        attainment.ticklabel_format(axis="y", useOffset=False, style="plain")
         attainment.set_xlabel(over_time.axis.label)
         lowest = attainment.get_ylim()[0]
         attainment.set_ylim(lowest, 100 + 0.06 * max(100 - lowest, 0.01))

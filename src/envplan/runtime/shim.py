@@ -40,7 +40,7 @@ from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.iteration_counts import IterationCounts
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.operation_clocks import OperationClocks
-from envplan.runtime.orders import OrderReader
+from envplan.runtime.order_reader import OrderReader
 from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome, outcomes_in_words
 from envplan.runtime.rank_schedule import rank_schedules
 from envplan.runtime.ranks import RankNumber, number_of_process, number_or_none

@@ -30,7 +30,7 @@ from envplan.devices.locks import lock_folders
 from envplan.enforce.freqplan import FrequencyPlan, MegahertzOrNone, RankPlan, Sha256
 from envplan.errors import EnvplanError
 from envplan.runtime.clock_requester import ClockRequester
-from envplan.runtime.orders import OrderFollowed, OrderRefused
+from envplan.runtime.order_reader import OrderFollowed, OrderRefused
 from envplan.runtime.runlog import ClockError, Mismatch, RunRecord, StepRecord
 
 __all__ = ["LIFETIME_S", "Requests", "RunStatus", "StatusFile", "job_id", "read_statuses"]

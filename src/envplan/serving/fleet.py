@@ -19,6 +19,7 @@ class PoolSpec:
         dynamic_clock: the clock is where instances are without need; it goes up where prompts would
             be late, and comes down again.
         consolidates: one instance is filled after another, so that the last ones idle.
+        part_of: name of the pool of unlike instances that these are a part of; "": a pool alone.
     """
 
     home_class: str
@@ -28,18 +29,30 @@ class PoolSpec:
     num_instances: int
     dynamic_clock: bool = False
     consolidates: bool = False
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """All pools, by a name of their own; classes that no pool serves go to one that can."""
-
-    pools: Mapping[str, PoolSpec] = field(default_factory=dict)
+    part_of: str = ""
 
     @property
     def gpus(self) -> int:
         """GPUs of all instances."""
-        return sum(pool.tp * pool.num_instances for pool in self.pools.values())
+        return self.tp * self.num_instances
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All pools, by a name of their own; classes that no pool serves go to one that can.
+
+    Attributes:
+        pools: by name.
+        gpus_wanted: GPUs that would be needed, where there are too few; otherwise 0.
+    """
+
+    pools: Mapping[str, PoolSpec] = field(default_factory=dict)
+    gpus_wanted: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all instances."""
+        return sum(pool.gpus for pool in self.pools.values())
 
     @property
     def routes(self) -> dict[str, str]:

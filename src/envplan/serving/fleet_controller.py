@@ -224,6 +224,11 @@ class FleetController:
         num_instances = self._engine.gpus()
         return sum(self._tps[size] * count for size, count in num_instances.items())
 
+    def counts_so_far(self) -> RequestCounts:
+        """Numbers of the requests that are over."""
+        counts_by_class = self._engine.results()[2]
+        return RequestCounts(*counts_by_class.sum(axis=0).tolist())
+
     def finish(self) -> EngineResults:
         """Serve what is left after the trace."""
         self._engine.finish()
@@ -249,8 +254,12 @@ class FleetController:
 
     def _number_pools(self, fleet: Fleet) -> None:
         """Give new pools a number, and tell the engine how each pool is filled."""
+        next_number = len(set(self._pool_numbers.values()))
         for name, pool in fleet.pools.items():
-            pool_number = self._pool_numbers.setdefault(name, len(self._pool_numbers))
+            whole_pool = pool.part_of or name
+            pool_number = self._pool_numbers.setdefault(whole_pool, next_number)
+            self._pool_numbers[name] = pool_number
+            next_number = max(next_number, pool_number + 1)
             self._engine.set_pack(pool_number, pool.consolidates)
 
     def _instances_of(self, fleet: Fleet) -> list[InstanceStart]:
@@ -322,14 +331,17 @@ class FleetController:
         A pool that is given up helps, too, as long as it has instances.
         """
         given_up = [
-            number for name, number in self._pool_numbers.items() if name not in fleet.pools
+            number
+            for number in sorted(set(self._pool_numbers.values()))
+            if number not in {self._pool_numbers[name] for name in fleet.pools}
         ]
         routes = fleet.routes
         for class_number, request_class in enumerate(CLASSES):
             ranked = self._ranked_pools(fleet, request_class)
-            home = routes.get(request_class, ranked[0])
-            helpers = [self._pool_numbers[name] for name in ranked if name != home]
-            self._engine.route(class_number, self._pool_numbers[home], helpers + given_up)
+            home = self._pool_numbers[routes.get(request_class, ranked[0])]
+            numbers = dict.fromkeys(self._pool_numbers[name] for name in ranked)
+            helpers = [number for number in numbers if number != home]
+            self._engine.route(class_number, home, helpers + given_up)
 
     def _ranked_pools(self, fleet: Fleet, request_class: str) -> list[str]:
         """All pools: first those that can serve a class within its SLO, lower ones first."""

@@ -28,13 +28,13 @@ class Metric:
 def kwh(joules: float) -> str:
     """An energy in kWh, to a tenth, or to three digits where there is little."""
     energy = joules / J_PER_KWH
-    return f"{energy:.1f}" if energy >= 10 else f"{energy:.3g}"
+    return f"{energy:,.1f}" if energy >= 10 else f"{energy:.3g}"
 
 
 #: All figures, in the order in which they are shown.
 METRICS: Final = (
     Metric("energy (kWh)", lambda result: kwh(result.energy_j)),
-    Metric("requests", lambda result: str(result.requests), compared=False),
+    Metric("requests", lambda result: f"{result.requests:,}", compared=False),
     Metric("SLOs met (%)", lambda result: f"{100 * result.slo_attainment:.3f}"),
     Metric(
         "first token in time (%)",
@@ -46,29 +46,31 @@ METRICS: Final = (
         lambda result: f"{100 * result.further_tokens_in_time:.3f}",
         compared=False,
     ),
-    Metric("GPUs, mean", lambda result: f"{result.gpus_mean:.1f}"),
-    Metric("GPUs, most", lambda result: f"{result.gpus_most:.0f}"),
-    Metric("GPU hours", lambda result: f"{result.gpu_hours:.4g}"),
-    Metric("started", lambda result: str(result.instances_started)),
-    Metric("re-sharded", lambda result: str(result.instances_resharded)),
-    Metric("clock changes", lambda result: str(result.clock_changes)),
+    Metric("first token, p50, p90, p99 (s)", lambda result: str(result.ttft_s), compared=False),
+    Metric("between tokens, p50, p90, p99 (s)", lambda result: str(result.tbt_s), compared=False),
+    Metric("GPUs, mean", lambda result: f"{result.gpus_mean:,.1f}"),
+    Metric("GPUs, most", lambda result: f"{result.gpus_most:,.0f}"),
+    Metric("GPU hours", lambda result: f"{result.gpu_hours:,.1f}"),
+    Metric("started", lambda result: f"{result.instances_started:,}"),
+    Metric("re-sharded", lambda result: f"{result.instances_resharded:,}"),
+    Metric("clock changes", lambda result: f"{result.clock_changes:,}"),
     Metric(
         "requests that another pool took",
-        lambda result: str(result.requests_helped),
+        lambda result: f"{result.requests_helped:,}",
         compared=False,
     ),
-    Metric("requests given up", lambda result: str(result.requests_squashed), compared=False),
+    Metric("requests given up", lambda result: f"{result.requests_squashed:,}", compared=False),
     Metric(
         "requests longer than the memory",
-        lambda result: str(result.requests_unservable),
+        lambda result: f"{result.requests_unservable:,}",
         compared=False,
     ),
     Metric(
         "requests longer than the model takes",
-        lambda result: str(result.requests_too_long),
+        lambda result: f"{result.requests_too_long:,}",
         compared=False,
     ),
-    Metric("requests begun again", lambda result: str(result.preemptions), compared=False),
+    Metric("requests begun again", lambda result: f"{result.preemptions:,}", compared=False),
 )
 #: Those that compare policies.
 COMPARED: Final = tuple(metric for metric in METRICS if metric.compared)

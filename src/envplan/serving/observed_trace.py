@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from envplan._serving import Service
 from envplan.serving.classes import (
     CLASSES,
     NUM_LENGTHS,
     ClassIndices,
+    FloatArray,
     IntArray,
     class_indices,
     split_class_indices,
@@ -161,14 +164,55 @@ class ObservedTrace:
     def from_time(self, begin_s: float) -> ObservedTrace:
         """The same without the requests that come before a time."""
         first_request = int(np.searchsorted(self.trace.arrival_s, begin_s))
-        later = slice(first_request, None)
+        return self._of_trace(
+            self.trace.part(slice(first_request, None)), slice(first_request, None)
+        )
+
+    def window(self, begin_s: float, end_s: float) -> ObservedTrace:
+        """The requests of a window, from its begin on."""
+        begin, end = np.searchsorted(self.trace.arrival_s, (begin_s, end_s)).tolist()
+        selection = np.arange(begin, end)
+        return self.of_requests(
+            selection, self.trace.arrival_s[selection] - begin_s, end_s - begin_s
+        )
+
+    def of_requests(
+        self, selection: npt.NDArray[np.intp], arrival_s: FloatArray, covered_s: float
+    ) -> ObservedTrace:
+        """Some of the requests at other times.
+
+        Args:
+            selection: their indices.
+            arrival_s: when they come, ascending.
+            covered_s: how long that takes.
+        """
+        part = replace(self.trace.part(selection), arrival_s=arrival_s, covered_s=covered_s)
+        return self._of_trace(part, selection)
+
+    def on_tp(self, tp: int) -> ObservedTrace:
+        """The same for instances on so many GPUs only."""
+        performance = {
+            configuration: instance
+            for configuration, instance in self.profile.performance.items()
+            if configuration.tp == tp
+        }
+        of_size = replace(self.profile, performance=performance)
+        return self._of_trace(self.trace, slice(None), of_size)
+
+    def _of_trace(
+        self,
+        trace: Trace,
+        selection: slice | npt.NDArray[np.intp],
+        profile: ServingProfile | None = None,
+    ) -> ObservedTrace:
+        """A trace of selected requests, seen in the same way."""
         expected_output = None
         if self.expected_output is not None:
-            expected_output = self.expected_output[later]
+            expected_output = self.expected_output[selection]
         return ObservedTrace(
-            self.trace.part(later),
-            self.profile,
-            self.predicted_class[later],
+            trace,
+            profile or self.profile,
+            self.predicted_class[selection],
             expected_output=expected_output,
             usual_output=self.usual_output,
             chunk_tokens=self.chunk_tokens,

@@ -20,7 +20,6 @@ from envplan.serving.forecast import (
     YOUNG_S,
     DemandForecast,
     ScaledWindow,
-    expected_rate,
     expected_windows,
     first_windows,
     recent_window,
@@ -28,8 +27,9 @@ from envplan.serving.forecast import (
 from envplan.serving.observed_trace import ObservedTrace, observe_trace, past_end_s
 from envplan.serving.policies import NEVER_RESHARD, POLICIES, RESHARD_POWER_RATIO, Situation
 from envplan.serving.profile import ServingProfile
+from envplan.serving.replayed_sizing import right_sized
 from envplan.serving.settings import Settings
-from envplan.serving.simulation import Simulation, TimeSeries
+from envplan.serving.simulation import Simulation, TimeQuantiles, TimeSeries
 from envplan.serving.trace import SLOT_S, Trace
 
 
@@ -100,21 +100,47 @@ def replay_policy(policy_name: str, observed: ObservedTrace, settings: Settings)
     replayed = observed.from_time(past_s) if past_s else observed
     controller = FleetController(replayed, settings)
     forecast = DemandForecast(observed, settings, first_windows(observed, past_s))
-    fleet = _plan_fleet(policy_name, Situation(forecast))
+    fleet = _plan_fleet(policy_name, Situation(forecast, is_first=True))
     controller.reconcile(fleet, 0.0, prewarmed=True)
     scaler = _Autoscaler(policy_name, observed, settings)
     scaling_begin_s = past_s if past_s else YOUNG_S
     slot_gpus: list[int] = []
+    gpus_wanted = fleet.gpus_wanted
     for slot in range(observed.trace.num_slots):
         now_s = slot * SLOT_S
         if POLICIES[policy_name].autoscales and now_s >= scaling_begin_s:
             wanted = scaler.scale(fleet, slot)
             if wanted != fleet:
                 fleet = wanted
+                gpus_wanted = max(gpus_wanted, fleet.gpus_wanted)
                 controller.reconcile(fleet, now_s)
         controller.advance(now_s + SLOT_S)
         slot_gpus.append(controller.gpus_in_use())
-    return _result(policy_name, controller, slot_gpus, first_slot=round(past_s / SLOT_S))
+    result = _result(policy_name, controller, slot_gpus, first_slot=round(past_s / SLOT_S))
+    return replace(result, gpus_wanted=gpus_wanted)
+
+
+def replay_fixed(
+    name: str, fleet: Fleet, observed: ObservedTrace, settings: Settings
+) -> Simulation:
+    """Replay an observed trace on a fleet that never changes.
+
+    Args:
+        name: of the fleet, in place of a policy's.
+        fleet: of however many GPUs.
+        observed: the trace.
+        settings: of the simulation; the past is not replayed.
+
+    Raises:
+        InputError: no request comes after the past.
+    """
+    past_s = past_end_s(settings)
+    _require_requests(observed, past_s)
+    controller = FleetController(observed.from_time(past_s) if past_s else observed, settings)
+    controller.reconcile(fleet, 0.0, prewarmed=True)
+    controller.advance(observed.trace.duration_s)
+    slot_gpus = [fleet.gpus] * observed.trace.num_slots
+    return _result(name, controller, slot_gpus, first_slot=round(past_s / SLOT_S))
 
 
 def _require_requests(observed: ObservedTrace, past_s: float) -> None:
@@ -127,10 +153,10 @@ def _require_requests(observed: ObservedTrace, past_s: float) -> None:
 
 
 def _plan_fleet(policy_name: str, situation: Situation) -> Fleet:
-    """The fleet that a policy wants.
+    """The fleet that a policy wants, or what does best on the GPUs there are.
 
     Raises:
-        NoAnswerError: it is larger than the settings allow.
+        NoAnswerError: not even one instance of each of its pools fits on them.
     """
     fleet = POLICIES[policy_name].plan(situation)
     max_gpus = situation.forecast.settings.max_gpus
@@ -160,14 +186,12 @@ class _Autoscaler:
         """The fleet from a slot on; the present one where it suffices, or where nothing comes."""
         now_s = slot * SLOT_S
         is_epoch = slot % self._epoch_slots == 0
+        recent = recent_window(now_s)
+        is_unusual = self._falls_short(present, recent)
+        if not (is_epoch or is_unusual):
+            return present
         horizon_s = self.settings.epoch_s + self.settings.startup_s + SLOT_S
         windows = expected_windows(self.observed, now_s, horizon_s)
-        recent = recent_window(now_s)
-        is_unusual = self._is_unusual(recent, windows)
-        if not is_epoch:
-            must_grow = is_unusual and self._falls_short(present, recent)
-            if not must_grow:
-                return present
         if is_unusual:
             windows.append(recent)
         forecast = self._forecast(windows)
@@ -176,7 +200,7 @@ class _Autoscaler:
         reshard_ratio = RESHARD_POWER_RATIO if is_epoch else NEVER_RESHARD
         try:
             wanted = _plan_fleet(self.policy_name, Situation(forecast, present, reshard_ratio))
-        except NoAnswerError:  # more is expected than the GPUs can carry: the fleet stays as it is
+        except NoAnswerError:  # there are too few GPUs for its pools: the fleet stays as it is
             return present
         return wanted if is_epoch else _without_shrinking(wanted, present)
 
@@ -186,11 +210,6 @@ class _Autoscaler:
 
     def _forecast(self, windows: Sequence[ScaledWindow]) -> DemandForecast:
         return DemandForecast(self.observed, self.settings, windows)
-
-    def _is_unusual(self, recent: ScaledWindow, windows: Sequence[ScaledWindow]) -> bool:
-        """Whether more requests came of late than any expected window has."""
-        expected_rates = [expected_rate(self.observed, window) for window in windows]
-        return expected_rate(self.observed, recent) > max(expected_rates)
 
     def _falls_short(self, present: Fleet, recent: ScaledWindow) -> bool:
         """Whether some pool has fewer instances than what it serves needed of late."""
@@ -205,7 +224,12 @@ def _is_too_small(pool: PoolSpec, forecast: DemandForecast) -> bool:
     served = pool.serves.intersection(forecast.classes)
     if not served:
         return False
-    return forecast.demand(served, pool.tp).instances > pool.num_instances
+    if forecast.demand(served, pool.tp).instances <= pool.num_instances:
+        return False
+    estimate = forecast.instances_needed(served, pool.tp)
+    return right_sized(forecast, replace(pool, num_instances=estimate)).num_instances > (
+        pool.num_instances
+    )
 
 
 def _without_shrinking(wanted: Fleet, present: Fleet) -> Fleet:
@@ -218,7 +242,7 @@ def _without_shrinking(wanted: Fleet, present: Fleet) -> Fleet:
         is_alike = (running.tp, running.frequency_mhz) == (pool.tp, pool.frequency_mhz)
         if is_alike and running.num_instances > pool.num_instances:
             pools[name] = replace(pool, num_instances=running.num_instances)
-    return Fleet(pools)
+    return replace(wanted, pools=pools)
 
 
 def _result(
@@ -255,6 +279,8 @@ def _result(
         requests_unservable=results.unservable,
         preemptions=results.preempted,
         series=series,
+        ttft_s=TimeQuantiles.of(results.first_token_times),
+        tbt_s=TimeQuantiles.of(results.token_intervals),
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 from pydantic import JsonValue
@@ -12,6 +13,7 @@ from pydantic import JsonValue
 from envplan.costs.model import Overheads
 from envplan.costs.rates import Rate
 from envplan.serving.classes import FloatArray
+from envplan.serving.fleet_controller import TimeCounts
 from envplan.serving.trace import SLOT_S
 from envplan.units import J_PER_KWH
 
@@ -42,7 +44,36 @@ FIGURES: Final = (
     "gpus_mean",
     "gpus_most",
     "gpu_hours",
+    "gpus_wanted",
+    "ttft_s",
+    "tbt_s",
 )
+
+
+class TimeQuantiles(NamedTuple):
+    """Times that half of all requests, nine in ten, and 99 in a hundred do not exceed, s.
+
+    They are rounded up by 1% at most, and infinite where too many requests never got there.
+    """
+
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, times: TimeCounts) -> Self:
+        """The quantiles of counted times."""
+        return cls(*(times.quantile_s(share) for share in (0.5, 0.9, 0.99)))
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """The same in JSON types; None for what is infinite."""
+        return {
+            name: time_s if math.isfinite(time_s) else None
+            for name, time_s in self._asdict().items()
+        }
+
+    def __str__(self) -> str:
+        return ", ".join(f"{time_s:.3g}" for time_s in self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +139,10 @@ class Simulation:
         preemptions: how often contexts outgrew an instance's memory, so that a request lost its
             place and began again.
         series: over time.
+        gpus_wanted: GPUs that the policy would have had at most, where there were too few;
+            otherwise 0.
+        ttft_s: times to the first token.
+        tbt_s: mean times between the further tokens of a request.
     """
 
     policy: str
@@ -128,6 +163,9 @@ class Simulation:
     requests_unservable: int
     preemptions: int
     series: TimeSeries
+    gpus_wanted: int = 0
+    ttft_s: TimeQuantiles
+    tbt_s: TimeQuantiles
 
     @property
     def gpus_mean(self) -> float:
@@ -151,7 +189,8 @@ class Simulation:
 
     def to_dict(self) -> dict[str, JsonValue]:
         """The results in JSON types, but for the series; the keys are FIGURES."""
-        return {name: getattr(self, name) for name in FIGURES}
+        figures = {name: getattr(self, name) for name in FIGURES}
+        return figures | {"ttft_s": self.ttft_s.to_dict(), "tbt_s": self.tbt_s.to_dict()}
 
     def to_frame(self) -> DataFrame:
         """The series: a row for each slot, a column for each quantity."""

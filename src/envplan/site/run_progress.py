@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from envplan._io.files import open_regular
 from envplan.errors import InputError
-from envplan.runtime.orders import OrderFollowed
+from envplan.runtime.order_reader import OrderFollowed
 from envplan.runtime.runlog import RunStarted
 
 __all__ = ["Acknowledgement", "RunProgress"]

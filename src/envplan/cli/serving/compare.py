@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from envplan.cli import output as ui
-from envplan.cli.serving.replay import FleetRateOptions, Names, ReplayOptions, Replays
+from envplan.cli.serving.replay import (
+    FleetRateOptions,
+    Names,
+    ReplayOptions,
+    Replays,
+    print_rivals,
+)
 from envplan.cli.serving.service import ServiceOptions
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import Column
@@ -52,7 +58,7 @@ def compare(
     """
     fleet_rates = rates.read()  # a mistake in them is told before hours are replayed
     replays = replay.run(service, policies or tuple(POLICIES), left_out=ui.warn)
-    replay.draw(replays)
+    replay.draw(replays, "compare")
     costs = [rates.named(fleet_rates.costs_of(result)) for result in replays.simulations]
     ui.answer(
         lambda: _document(replays, costs),
@@ -64,9 +70,16 @@ def compare(
 def _document(replays: Replays, costs: Sequence[Mapping[str, float]]) -> dict[str, object]:
     baseline = replays.simulations[0]
     policies = []
-    for result, cost in zip(replays.simulations, costs, strict=True):
+    for result, cost, rivals in zip(replays.simulations, costs, replays.rivals, strict=True):
         saved_percent = result.saved_percent(baseline)
-        policies.append({**result.to_dict(), **cost, "savings_percent": saved_percent})
+        policies.append(
+            {
+                **result.to_dict(),
+                **cost,
+                "savings_percent": saved_percent,
+                **rivals.to_dict(),
+            }
+        )
     return {
         "trace": replays.trace.name,
         "made": replays.trace.provenance,
@@ -88,6 +101,14 @@ def _print(replays: Replays, costs: Sequence[Mapping[str, float]]) -> None:
         cells = [metric.text(result) for result in results]
         columns.append(Column(header=metric.name, cells=cells))
     ui.show_table(replays.title, columns)
+    first_tokens = [str(result.ttft_s) for result in results]
+    intervals = [str(result.tbt_s) for result in results]
+    times = [
+        Column(header="first token, p50, p90, p99 (s)", cells=first_tokens),
+        Column(header="between tokens, p50, p90, p99 (s)", cells=intervals),
+    ]
+    ui.show_table("", [policies, *times])
+    print_rivals(replays.rivals)
     cost_columns = []
     for name in costs[0]:
         cells = [f"{cost[name]:.6g}" for cost in costs]

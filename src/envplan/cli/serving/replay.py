@@ -5,30 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
 from envplan._io.words import counted
 from envplan.cli import output as ui
 from envplan.cli.cost_options import RateOptions
+from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions
 from envplan.cli.shared import JOB, MONEY, MOST_USED
+from envplan.cli.tables import table_columns
 from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, one_of, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
 from envplan.serving.builtin import WEEKS, builtin_traces
 from envplan.serving.settings import LENGTH_PREDICTORS, SCHEDULERS, STARTUP_STEPS_S, Settings
 from envplan.serving.trace import Trace
+from envplan.units import duration_text
 
 if TYPE_CHECKING:
     from envplan.serving.costs import FleetCosts, FleetRates
+    from envplan.serving.fixed_fleets import Rivals
+    from envplan.serving.fleet import Fleet
     from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation
 
 #: Keys of the JSON output beside the figures of a simulation.
 _OTHER_KEYS: Final = ("schema", "trace", "profile", "carbon_g", "savings_percent", "next")
+
+#: What --plot stands for without a name; the trace and the policy take the star's place.
+_BARE_PLOT: Final = "serving-*.png"
 
 #: Panels of `--help`.
 FORECAST: Final = "Forecast"
@@ -44,21 +52,35 @@ class Replays:
         profile: with the SLOs that were to be met.
         trace: what was replayed.
         simulations: one for each policy.
+        rivals: the fleets that never change and are to be compared with each.
     """
 
     profile: ServingProfile
     trace: Trace
     simulations: Sequence[Simulation]
+    rivals: Sequence[Rivals]
 
     @property
     def title(self) -> str:
         """For tables and pictures: what was replayed, and which of it is not measured."""
         shaped = (self.trace.provenance or "").startswith("real-shaped")
-        title = self.trace.name + (" (real-shaped)" if shaped else "")
+        title = _size_text(self.trace) + (" (real-shaped)" if shaped else "")
         title += f" on {self.profile.name}"
         if self.profile.source not in (None, "measured"):
             title += f" ({self.profile.source})"
         return title
+
+
+def _size_text(trace: Trace) -> str:
+    """The trace, and how much there is to be replayed."""
+    return f"{trace.name}, {len(trace):,} requests in {duration_text(round(trace.duration_s))}"
+
+
+class GivenFleet(NamedTuple):
+    """A fleet that does not change, by the name that it is given by."""
+
+    name: str
+    fleet: Fleet
 
 
 class Names(tuple[str, ...]):
@@ -108,8 +130,8 @@ class ReplayOptions:
             rich_help_panel=MOST_USED,
             metavar=OPTIONAL_FILE,
             help="Draw what happens over time, or write a page: .png, .svg, .pdf or .html; without "
-            "a name: serving-week.png.",
-            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="serving-week.png"),
+            "a name: serving-TRACE-POLICY.png.",
+            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare=_BARE_PLOT),
         ),
     ] = None
     load_factor: Annotated[
@@ -299,8 +321,9 @@ class ReplayOptions:
         service: ServiceOptions,
         policies: Sequence[str],
         left_out: Callable[[str], None] | None = None,
+        given: GivenFleet | None = None,
     ) -> Replays:
-        """Replay the trace under some policies.
+        """Replay the trace under some policies, and on a fleet that is given.
 
         It warns of requests that no fleet could answer in time.
 
@@ -308,25 +331,41 @@ class ReplayOptions:
             service: the profile, with SLOs.
             policies: their names.
             left_out: told of policies that are left out, as compare_policies does.
+            given: comes last.
         """
-        from envplan.serving.replay import compare_policies
+        from envplan.serving.fixed_fleets import rivals_of
+        from envplan.serving.given_fleet import require_performance
+        from envplan.serving.observed_trace import observe_trace
+        from envplan.serving.replay import compare_policies, replay_fixed
 
         profile = service.serving_profile
         trace = Trace.open(self.trace)
         if self.load_factor != 1:
             trace = trace.scaled(self.load_factor, self.seed)
-        with progress(f"policies on {trace.name}") as work:
+        settings = self.settings()
+        with progress(f"policies on {_size_text(trace)}") as work:
             simulations = compare_policies(
                 profile,
                 trace,
-                self.settings(),
+                settings,
                 policies=policies,
                 progress=work.items,
                 on_omission=left_out,
             )
+        observed = observe_trace(profile, trace, settings)
+        if given is not None:
+            require_performance(given.fleet, profile.performance)
+            simulations.append(replay_fixed(given.name, given.fleet, observed, settings))
+        with progress(f"policies beside fixed fleets on {_size_text(trace)}") as work:
+            rivals = []
+            for found in rivals_of(observed, settings, simulations):
+                rivals.append(found)
+                work.items(len(rivals), len(simulations))
         self._warn_of_hopeless(simulations[0])
+        for result in simulations:
+            self._warn_of_too_few_gpus(result)
         _warn_of_too_long(simulations, profile)
-        return Replays(profile, trace, simulations)
+        return Replays(profile, trace, simulations, rivals)
 
     def _warn_of_hopeless(self, result: Simulation) -> None:
         """Warn if more requests than the fleet may miss would be late on any fleet."""
@@ -335,18 +374,38 @@ class ReplayOptions:
         if hopeless > allowed * result.requests:
             percent = 100 * hopeless / result.requests
             ui.warn(
-                f"{hopeless} of {result.requests} requests ({percent:.3g}%) miss their SLOs "
+                f"{hopeless:,} of {result.requests:,} requests ({percent:.3g}%) miss their SLOs "
                 "on any fleet: their prompts alone take longer than the time to the first token; "
                 "fleets are sized for the others. Longer SLOs: --slo-scale, --slo"
             )
 
-    def draw(self, replays: Replays) -> None:
-        """Draw what --plot asks for."""
+    def _warn_of_too_few_gpus(self, result: Simulation) -> None:
+        """Warn if a policy wanted more GPUs than there are, and say what it meets without them."""
+        if result.gpus_wanted:
+            ui.warn(
+                f"{result.policy} wants up to {result.gpus_wanted} GPUs for "
+                f"{self.slo_quantile:g}% of SLOs and {self.headroom:g}% room, "
+                f"{result.gpus_wanted - self.gpus} more than the {self.gpus} there are (--gpus); "
+                f"with these it meets {100 * result.slo_attainment:.3f}%"
+            )
+
+    def draw(self, replays: Replays, subject: str) -> None:
+        """Draw what --plot asks for.
+
+        Args:
+            replays: of the trace.
+            subject: the policy, for the name of a file without one.
+        """
         from envplan.plotting.serving import comparison_page, over_time_figure
 
         simulations, title = replays.simulations, replays.title
+        path = self.plot
+        if path is not None and path.name == _BARE_PLOT:
+            invocation().will_not_write(path)
+            path = Path(_BARE_PLOT.replace("*", f"{replays.trace.name}-{subject}"))
+            invocation().will_write(path)
         ui.draw(
-            self.plot,
+            path,
             lambda: over_time_figure(simulations, title),
             lambda: comparison_page(simulations, title, replays.profile.source),
         )
@@ -407,3 +466,36 @@ class FleetRateOptions(RateOptions):
         """Costs, as far as there are any, by the currency and carbon_g."""
         names = {self.currency or "money": costs.money, "carbon_g": costs.carbon_g}
         return {name: cost for name, cost in names.items() if cost is not None}
+
+
+def print_rivals(rivals: Sequence[Rivals]) -> None:
+    """A row for each policy: what it saves against fleets that never change, and how."""
+    rows = []
+    for found in rivals:
+        split = found.split
+        parts = ["-"] * 3 if split is None else [f"{percent:.1f}" for percent in split]
+        rows.append(
+            [
+                found.policy.policy,
+                f"{100 * found.policy.slo_attainment:.3f}",
+                *_rival_cells(found.policy, found.highest_clock),
+                *_rival_cells(found.policy, found.lower_clock),
+                *parts,
+            ]
+        )
+    headers = (
+        *("policy", "SLOs met (%)"),
+        *("at the highest clock", "kWh", "saved (%)"),
+        *("at one lower clock", "kWh ", "saved (%) "),
+        *("by TP (%)", "by clock (%)", "by changes (%)"),
+    )
+    title = "beside the best fleets that never change and meet as many SLOs, found with hindsight"
+    ui.show_table(title, table_columns(headers, rows, num_texts=1))
+
+
+def _rival_cells(policy: Simulation, rival: Simulation | None) -> list[str]:
+    from envplan.serving.metrics import kwh, saved_percent_text
+
+    if rival is None:
+        return ["-"] * 3
+    return [rival.policy, kwh(rival.energy_j), saved_percent_text(policy, rival)]

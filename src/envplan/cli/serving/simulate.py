@@ -8,9 +8,16 @@ from typing import Annotated, Final
 
 import typer
 
-from envplan._io.files import atomic_write
+from envplan._io.files import atomic_write, is_file
 from envplan.cli import output as ui
-from envplan.cli.serving.replay import FleetRateOptions, ReplayOptions, Replays
+from envplan.cli.invocation import invocation
+from envplan.cli.serving.replay import (
+    FleetRateOptions,
+    GivenFleet,
+    ReplayOptions,
+    Replays,
+    print_rivals,
+)
 from envplan.cli.serving.service import ServiceOptions
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import Column
@@ -32,6 +39,16 @@ def simulate(
             help="One of those that `serving compare` names.",
         ),
     ] = "envplan",
+    fleet: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar="FLEET",
+            help="Instead of a policy a fleet that never changes, as in 3xTP4@1200,1xTP8@1980, or "
+            "that of a plan of `envplan serving solve`.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -44,7 +61,7 @@ def simulate(
         ),
     ] = None,
 ) -> None:
-    """Replay a trace under one policy, request by request.
+    """Replay a trace under one policy or on one fleet, request by request.
 
     Says how much energy the fleet uses, how many SLOs it meets, and how often it changes.
 
@@ -52,13 +69,16 @@ def simulate(
     Example:
       envplan serving simulate --trace azure-2023-conversation
       envplan serving simulate --trace azure-2023-code --policy static -o hour.csv
+      envplan serving simulate --fleet 3xTP4@1200
       envplan serving simulate --trace mine.csv.gz --price 0.12 --carbon 380
     """
-    needs_baseline = replay.plot is not None and policy != _BASELINE  # a picture has it in it
-    policies = [_BASELINE, policy] if needs_baseline else [policy]
+    given = None if fleet is None else _given_fleet(fleet)
+    policies = [] if given is not None else [policy]
+    if replay.plot is not None and policies != [_BASELINE]:
+        policies.insert(0, _BASELINE)  # a picture has it in it
     fleet_rates = rates.read()  # a mistake in them is told before hours are replayed
-    replays = replay.run(service, policies)
-    replay.draw(replays)
+    replays = replay.run(service, policies, given=given)
+    replay.draw(replays, policy if fleet is None else Path(fleet).stem)
     result = replays.simulations[-1]
     if output is not None:
         atomic_write(output, result.to_frame().to_csv(index=False, float_format="%.10g"))
@@ -67,6 +87,7 @@ def simulate(
         lambda: {
             **result.to_dict(),
             **costs,
+            **replays.rivals[-1].to_dict(),
             "trace": replays.trace.name,
             "profile": replays.profile.name,
         },
@@ -75,11 +96,23 @@ def simulate(
     )
 
 
+def _given_fleet(text: str) -> GivenFleet:
+    """The fleet of a plan's file, or one that is written out."""
+    from envplan.serving.given_fleet import fleet_of_plan, parse_fleet
+    from envplan.serving.plan import ServingPlan
+
+    path = Path(text)
+    if is_file(path):
+        invocation().will_read(path)
+        return GivenFleet(path.stem, fleet_of_plan(ServingPlan.load(path)))
+    return GivenFleet(text, parse_fleet(text))
+
+
 def _print(replays: Replays, costs: Mapping[str, float]) -> None:
     from envplan.serving.metrics import METRICS
 
     result = replays.simulations[-1]
-    ui.say(f"{result.policy}: {replays.title}, {result.duration_s / _HOUR_S:.3g} hours")
+    ui.say(f"{result.policy}: {replays.title}, {result.duration_s / _HOUR_S:.3g} hours replayed")
     names = [metric.name for metric in METRICS] + list(costs)
     totals = [metric.text(result) for metric in METRICS]
     totals += [f"{cost:.6g}" for cost in costs.values()]
@@ -88,3 +121,4 @@ def _print(replays: Replays, costs: Mapping[str, float]) -> None:
         Column(header="in all", cells=totals),
     ]
     ui.show_table("", columns)
+    print_rivals(replays.rivals[-1:])

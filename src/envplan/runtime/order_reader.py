@@ -27,7 +27,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from envplan._io.files import open_regular, parse_json
 from envplan.enforce.freqplan import FrequencyPlan
-from envplan.enforce.orders import MAX_ORDER_BYTES, Order
+from envplan.enforce.order_file import MAX_ORDER_BYTES, Order
 from envplan.errors import InputError
 from envplan.runtime.runlog import RunEvent
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from envplan._io.documents import read_json
-from envplan.enforce.orders import MAX_ORDER_BYTES, ORDER_SCHEMA, Order
+from envplan.enforce.order_file import MAX_ORDER_BYTES, ORDER_SCHEMA, Order
 from envplan.errors import InputError
 from envplan.site.jobs import SiteJob
 from envplan.site.model import JobShare, SiteInterval

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from envplan.enforce.orders import MAX_ORDER_BYTES, ORDER_SCHEMA, Order
+from envplan.enforce.order_file import MAX_ORDER_BYTES, ORDER_SCHEMA, Order
 from envplan.pipeline import Pipeline
 from envplan.runtime.metrics import Collector, prometheus_text
-from envplan.runtime.orders import OrderFollowed, OrderReader, OrderRefused
+from envplan.runtime.order_reader import OrderFollowed, OrderReader, OrderRefused
 from envplan.runtime.runlog import RunEvent
 from envplan.runtime.shim import Shim
 from fake_nvml import FakeNvml, fake_nvml, wait_for

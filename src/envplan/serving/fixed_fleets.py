@@ -1,0 +1,297 @@
+"""Fleets that never change: alike instances at one clock, for a whole trace.
+
+They are what a policy must beat. A policy's energy is compared with the best of them that meets as
+many SLOs, to one request in ten thousand, found with hindsight of the trace. What the policy saves
+has three parts: what another TP than the largest saves, what one lower clock saves, and what
+changes over time save.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+from pydantic import JsonValue
+
+from envplan.serving.classes import CLASSES
+from envplan.serving.fleet import Fleet, PoolSpec
+from envplan.serving.forecast import DemandForecast, first_windows
+from envplan.serving.observed_trace import ObservedTrace, past_end_s
+from envplan.serving.performance import Configuration
+from envplan.serving.pool_assignment import home_class
+from envplan.serving.replay import replay_fixed
+from envplan.serving.replayed_sizing import fewest_that_pass, missed_requests
+from envplan.serving.settings import Settings
+from envplan.serving.simulation import Simulation
+from envplan.serving.trace import SLOT_S
+
+#: Share of requests by which a fleet may meet fewer SLOs than a policy that it is compared with.
+_AS_MANY: Final = 1e-4
+#: A trace of more requests is replayed as a whole only on the best fleets of its samples.
+_MOST_SEARCHED_REQUESTS: Final = 60_000
+#: Lower clocks are tried until so many in a row draw more than the best one so far.
+_WORSE_CLOCKS: Final = 2
+#: Instances that a fleet may get beyond those that its sample needs, before it is given up.
+_MOST_ADDED: Final = 20
+
+
+class FixedFleet(NamedTuple):
+    """Alike instances at one clock, and how many."""
+
+    configuration: Configuration
+    num_instances: int
+
+    def __str__(self) -> str:
+        return f"{self.num_instances}xTP{self.configuration.tp}@{self.configuration.frequency_mhz}"
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all instances."""
+        return self.configuration.tp * self.num_instances
+
+    @property
+    def fleet(self) -> Fleet:
+        """One pool for everything."""
+        pool = PoolSpec(
+            home_class=home_class(CLASSES),
+            serves=frozenset(CLASSES),
+            tp=self.configuration.tp,
+            frequency_mhz=self.configuration.frequency_mhz,
+            num_instances=self.num_instances,
+        )
+        return Fleet({"pool": pool})
+
+
+class SavingsSplit(NamedTuple):
+    """Parts of what a policy saves, in percent of what the largest TP takes.
+
+    Attributes:
+        parallelism_percent: by the best TP at the highest clock.
+        clocks_percent: by one lower clock for the whole fleet, and the best TP for it.
+        scaling_percent: by all that changes over time: instances, TPs and clocks.
+    """
+
+    parallelism_percent: float
+    clocks_percent: float
+    scaling_percent: float
+
+
+@dataclass(frozen=True, eq=False)
+class Rivals:
+    """A policy beside the fleets that never change and meet as many SLOs as it does.
+
+    Each of these is the one of least energy, within the GPUs there are; None where there is none.
+
+    Attributes:
+        policy: what the policy did.
+        largest_tp: on the largest TP, at the highest clock.
+        highest_clock: at the highest clock.
+        lower_clock: at one lower clock.
+    """
+
+    policy: Simulation
+    largest_tp: Simulation | None
+    highest_clock: Simulation | None
+    lower_clock: Simulation | None
+
+    @property
+    def split(self) -> SavingsSplit | None:
+        """What the policy saves, in parts; None where the largest TP has no such fleet."""
+        if self.largest_tp is None or self.highest_clock is None or not self.largest_tp.energy_j:
+            return None
+        largest_j, highest_j = self.largest_tp.energy_j, self.highest_clock.energy_j
+        best_j = highest_j
+        if self.lower_clock is not None:
+            best_j = min(highest_j, self.lower_clock.energy_j)
+        return SavingsSplit(
+            parallelism_percent=100 * (largest_j - highest_j) / largest_j,
+            clocks_percent=100 * (highest_j - best_j) / largest_j,
+            scaling_percent=100 * (best_j - self.policy.energy_j) / largest_j,
+        )
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """The fleets and the parts of the saving, in JSON types."""
+        fleets: dict[str, JsonValue] = {
+            "largest_tp": self._fleet_to_dict(self.largest_tp),
+            "highest_clock": self._fleet_to_dict(self.highest_clock),
+            "lower_clock": self._fleet_to_dict(self.lower_clock),
+        }
+        split: JsonValue = None if self.split is None else dict(self.split._asdict())
+        return {"fixed_fleets": fleets, "savings_split": split}
+
+    def _fleet_to_dict(self, rival: Simulation | None) -> JsonValue:
+        if rival is None:
+            return None
+        return {
+            "fleet": rival.policy,
+            "gpus": rival.gpus_most,
+            "energy_j": rival.energy_j,
+            "slo_attainment": rival.slo_attainment,
+            "saved_percent": self.policy.saved_percent(rival),
+        }
+
+
+class FixedFleets:
+    """The best fleets that never change, on one trace.
+
+    Args:
+        observed: the trace.
+        settings: of the simulation; the past is not replayed.
+    """
+
+    def __init__(self, observed: ObservedTrace, settings: Settings) -> None:
+        self._observed, self._settings = observed, settings
+        past_s = past_end_s(settings)
+        self._replayed = observed.from_time(past_s) if past_s else observed
+        self._replay = cache(self._replay_fleet)
+        self._serves = cache(self._serves_sample)
+        self._best = cache(self._find_best)
+
+    def beside(self, policy: Simulation) -> Rivals:
+        """The fleets that a policy is to be compared with."""
+        attainment = policy.slo_attainment - _AS_MANY
+        tps, clocks_mhz = self._observed.tps, self._observed.clocks_mhz
+        highest = tuple(Configuration(tp, clocks_mhz[tp][-1]) for tp in tps)
+        lower = tuple(
+            Configuration(tp, clock_mhz)
+            for tp in tps
+            for clock_mhz in reversed(clocks_mhz[tp][:-1])
+        )
+        return Rivals(
+            policy=policy,
+            largest_tp=self._best(highest[-1:], attainment),
+            highest_clock=self._best(highest, attainment),
+            lower_clock=self._best(lower, attainment),
+        )
+
+    def _replay_fleet(self, fleet: FixedFleet) -> Simulation:
+        return replay_fixed(str(fleet), fleet.fleet, self._observed, self._settings)
+
+    def _find_best(
+        self, configurations: Sequence[Configuration], attainment: float
+    ) -> Simulation | None:
+        """The fleet of least energy among some configurations; of each TP, clocks descend."""
+        energies_j: dict[FixedFleet, float] = {}
+        for tp in self._observed.tps:
+            worse, best_j, enough = 0, math.inf, self._estimate(tp)
+            for configuration in configurations:
+                if configuration.tp != tp or worse >= _WORSE_CLOCKS:
+                    continue
+                fleet = self._fewest(configuration, attainment, enough)
+                if fleet is None:
+                    break  # nor at a lower clock
+                energies_j[fleet] = self._energy_of(fleet)
+                worse = worse + 1 if energies_j[fleet] > best_j else 0
+                best_j = min(best_j, energies_j[fleet])
+                enough = fleet.num_instances
+        for fleet in sorted(energies_j, key=energies_j.__getitem__):
+            simulation = self._that_holds(fleet, attainment)
+            if simulation is not None:
+                return simulation
+        return None
+
+    def _fewest(
+        self, configuration: Configuration, attainment: float, enough: int
+    ) -> FixedFleet | None:
+        """The fewest instances that meet so many SLOs on all samples; None if too many would.
+
+        Args:
+            configuration: of each.
+            attainment: share of requests that must meet their SLOs.
+            enough: where to begin.
+        """
+
+        def passes(count: int) -> bool:
+            fleet = FixedFleet(configuration, count)
+            return all(
+                self._serves(sample, fleet, _allowed(self._samples[sample], attainment))
+                for sample in range(len(self._samples))
+            )
+
+        most = self._settings.max_gpus // configuration.tp
+        enough = min(max(enough, 1), most)
+        while enough and not passes(enough):
+            if enough == most:
+                return None
+            enough = min(most, enough + max(1, enough // 2))
+        return FixedFleet(configuration, fewest_that_pass(passes, enough)) if enough else None
+
+    def _serves_sample(self, sample: int, fleet: FixedFleet, allowed: int) -> bool:
+        """Whether a fleet misses no more of a sample's requests than are allowed."""
+        observed = self._samples[sample]
+        return missed_requests(observed, self._settings, fleet.fleet, allowed) <= allowed
+
+    def _that_holds(self, fleet: FixedFleet, attainment: float) -> Simulation | None:
+        """The fleet, or one of a few more instances, that meets so many SLOs on the whole trace."""
+        allowed = _allowed(self._replayed, attainment)
+        for added in range(_MOST_ADDED):
+            larger = fleet._replace(num_instances=fleet.num_instances + added)
+            if larger.gpus > self._settings.max_gpus:
+                return None
+            is_sure = self._is_searched_whole
+            if is_sure or self._passes_whole(larger, allowed):
+                return self._replay(larger)
+        return None
+
+    def _passes_whole(self, fleet: FixedFleet, allowed: int) -> bool:
+        missed = missed_requests(self._replayed, self._settings, fleet.fleet, allowed)
+        return missed <= allowed
+
+    @property
+    def _is_searched_whole(self) -> bool:
+        return len(self._replayed.trace) <= _MOST_SEARCHED_REQUESTS
+
+    @cached_property
+    def _samples(self) -> list[ObservedTrace]:
+        """What fleets must serve: the trace or, of a long one, its busiest hours."""
+        if self._is_searched_whole:
+            return [self._replayed]
+        windows = first_windows(self._replayed, past_s=0.0)
+        return [self._replayed.window(window.begin_s, window.end_s) for window in windows]
+
+    def _energy_of(self, fleet: FixedFleet) -> float:
+        """Energy on the trace or, of a long one, on evenly spread minutes of it, J."""
+        if self._is_searched_whole:
+            return self._replay(fleet).energy_j
+        settings = replace(self._settings, past_s=0.0)
+        return replay_fixed(str(fleet), fleet.fleet, self._spread_minutes, settings).energy_j
+
+    @cached_property
+    def _spread_minutes(self) -> ObservedTrace:
+        """Every so many minutes of the trace, one after another."""
+        trace = self._replayed.trace
+        slots = (trace.arrival_s / SLOT_S).astype(np.int64)
+        every = math.ceil(len(trace) / _MOST_SEARCHED_REQUESTS)
+        selection = np.flatnonzero(slots % every == 0)
+        chosen_slots = slots[selection]
+        moved_s = (chosen_slots - chosen_slots // every) * SLOT_S
+        return self._replayed.of_requests(
+            selection,
+            trace.arrival_s[selection] - moved_s,
+            SLOT_S * math.ceil(trace.num_slots / every),
+        )
+
+    def _estimate(self, tp: int) -> int:
+        windows = first_windows(self._replayed, past_s=0.0)
+        forecast = DemandForecast(
+            self._replayed, replace(self._settings, headroom_percent=0.0), windows
+        )
+        return forecast.instances_needed(forecast.classes, tp)
+
+
+def _allowed(observed: ObservedTrace, attainment: float) -> int:
+    """Requests that may miss their SLOs where such a share meets them."""
+    return math.floor((1 - attainment) * len(observed.trace) * (1 + 1e-12) + 1e-6)
+
+
+def rivals_of(
+    observed: ObservedTrace, settings: Settings, policies: Sequence[Simulation]
+) -> Iterator[Rivals]:
+    """The fleets that each of some policies is to be compared with."""
+    fleets = FixedFleets(observed, settings)
+    for policy in policies:
+        yield fleets.beside(policy)

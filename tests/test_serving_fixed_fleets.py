@@ -1,0 +1,113 @@
+"""Fleets that never change: the best of them by brute force, and those that are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envplan.errors import InputError
+from envplan.serving import hierarchical_plan
+from envplan.serving.fixed_fleets import FixedFleet, FixedFleets
+from envplan.serving.given_fleet import fleet_of_plan, parse_fleet, require_performance
+from envplan.serving.observed_trace import observe_trace
+from envplan.serving.performance import Configuration
+from envplan.serving.profile import ServingProfile
+from envplan.serving.replay import replay_fixed, simulate
+from envplan.serving.settings import Settings
+from envplan.serving.simulation import Simulation
+from envplan.serving.trace import Trace, make_week
+
+PROFILE = ServingProfile.builtin()
+TALK = Trace.open("azure-2023-conversation")
+
+
+@pytest.mark.parametrize("past_s", [0.0, 1800.0])
+def test_a_policy_stands_beside_the_best_fixed_fleets_that_meet_as_many_slos(past_s: float) -> None:
+    """The oracle replays every fleet of up to 24 GPUs."""
+    settings = Settings(max_gpus=24, past_s=past_s)
+    observed = observe_trace(PROFILE, TALK, settings)
+    policy = simulate(PROFILE, TALK, "envplan", settings)
+    rivals = FixedFleets(observed, settings).beside(policy)
+    as_many = policy.slo_attainment - 1e-4
+    energies_j: dict[str, list[float]] = {"largest_tp": [], "highest_clock": [], "lower_clock": []}
+    for configuration in PROFILE.performance:
+        for count in range(1, 24 // configuration.tp + 1):
+            fleet = FixedFleet(configuration, count)
+            result = replay_fixed(str(fleet), fleet.fleet, observed, settings)
+            if result.slo_attainment < as_many:
+                continue
+            is_highest = configuration.frequency_mhz == observed.max_clock_mhz(configuration.tp)
+            energies_j["highest_clock" if is_highest else "lower_clock"].append(result.energy_j)
+            if is_highest and configuration.tp == 8:
+                energies_j["largest_tp"].append(result.energy_j)
+    for name, candidates_j in energies_j.items():
+        rival: Simulation | None = getattr(rivals, name)
+        assert rival is not None
+        assert rival.slo_attainment >= as_many
+        assert rival.energy_j == pytest.approx(min(candidates_j)), name
+    split = rivals.split
+    assert split is not None
+    assert rivals.largest_tp is not None
+    saved_percent = 100 * (1 - policy.energy_j / rivals.largest_tp.energy_j)
+    assert sum(split) == pytest.approx(saved_percent)
+
+
+def test_of_a_long_trace_the_winners_hold_on_all_of_it() -> None:
+    settings = Settings(max_gpus=64)
+    day = make_week("conversation-week", days=0.25).scaled(0.15)
+    observed = observe_trace(PROFILE, day, settings)
+    policy = simulate(PROFILE, day, "envplan", settings)
+    rivals = FixedFleets(observed, settings).beside(policy)
+    for rival in (rivals.largest_tp, rivals.highest_clock, rivals.lower_clock):
+        assert rival is not None
+        assert rival.requests == len(day)
+        assert rival.slo_attainment >= policy.slo_attainment - 1e-4
+
+
+def test_where_no_fixed_fleet_does_there_is_none() -> None:
+    settings = Settings(max_gpus=2)
+    observed = observe_trace(PROFILE, TALK, settings)
+    policy = simulate(PROFILE, TALK, "envplan")
+    rivals = FixedFleets(observed, settings).beside(policy)
+    assert (rivals.largest_tp, rivals.highest_clock, rivals.lower_clock) == (None, None, None)
+    assert rivals.to_dict()["savings_split"] is None
+
+
+def test_unlike_instances_of_a_given_fleet_share_what_comes() -> None:
+    settings = Settings()
+    observed = observe_trace(PROFILE, TALK, settings)
+    alike = replay_fixed("", parse_fleet("3xTP4@1200"), observed, settings)
+    parted = replay_fixed("", parse_fleet("1xTP4@1200, 2xtp4@1200"), observed, settings)
+    assert parted.energy_j == pytest.approx(alike.energy_j)
+    assert parted.slo_attainment == alike.slo_attainment
+    assert parted.requests_helped == 0
+    assert alike.ttft_s.p50 < alike.ttft_s.p90 < alike.ttft_s.p99
+    mixed = parse_fleet("1xTP4@1200,1xTP8@1980")
+    assert mixed.gpus == 12
+    assert replay_fixed("", mixed, observed, settings).slo_attainment > 0.99
+
+
+def test_a_plans_fleet_serves_a_trace() -> None:
+    settings = Settings()
+    plan = hierarchical_plan(PROFILE, {"SS": 1500.0, "LL": 4000.0}, 64)
+    fleet = fleet_of_plan(plan)
+    assert fleet.gpus == plan.gpus
+    observed = observe_trace(PROFILE, TALK, settings)
+    assert replay_fixed("plan", fleet, observed, settings).gpus_most == plan.gpus
+
+
+@pytest.mark.parametrize("text", ["", "TP4@1200", "0xTP4@1200", "3xTP4", "3xTP4@1200,", "3xTP4@x"])
+def test_what_is_no_fleet_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="a fleet is written as"):
+        parse_fleet(text)
+
+
+def test_instances_that_the_profile_does_not_know_are_named() -> None:
+    with pytest.raises(InputError, match=r"no TP3 at 7 MHz; it has TP2 at .*; TP8 at "):
+        require_performance(parse_fleet("1xTP3@7"), PROFILE.performance)
+
+
+def test_a_fleets_name_is_how_it_is_written() -> None:
+    assert str(FixedFleet(Configuration(4, 1200), 3)) == "3xTP4@1200"
+    assert Path(str(FixedFleet(Configuration(4, 1200), 3))).name == "3xTP4@1200"
