@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tools.dashboard import dashboard
 
-from envplan.runtime.metrics import Collector
+from envplan.runtime.node_metrics import NodeMetrics
 from envplan.runtime.service import unit_file
 from fake_nvml import FakeNvml
 
@@ -40,9 +40,8 @@ def test_rules_hold() -> None:
 
 
 def test_rules_name_only_metrics_that_there_are(fake_nvml: FakeNvml) -> None:
-    source = Path(Collector.__module__.replace(".", "/") + ".py").name
-    text = (Path(import_module(Collector.__module__).__file__ or "")).read_text(encoding="utf-8")
-    assert source == "metrics.py"
+    module = import_module(NodeMetrics.__module__)
+    text = Path(module.__file__ or "").read_text(encoding="utf-8")
     there_are = set(re.findall(r'"(envplan_\w+)"', text))
     for file in ("prometheus/envplan.rules.yml", "grafana/envplan.json"):
         if not (DEPLOY / file).exists():

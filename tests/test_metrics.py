@@ -21,7 +21,8 @@ from cli_helpers import COMMAND, envplan
 from envplan.devices.locks import lock_folders
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
-from envplan.runtime.metrics import Collector, Family, prometheus_text
+from envplan.runtime.metric_families import Family, prometheus_text
+from envplan.runtime.node_metrics import NodeMetrics
 from envplan.runtime.status import RunStatus, read_statuses
 from fake_nvml import GPU_IS_LOST, FakeNvml, wait_for
 from shim_helpers import A40, end, frequency_plan, training
@@ -49,7 +50,7 @@ def samples(text: str) -> Samples:
 
 
 def now() -> Samples:
-    return samples(prometheus_text(Collector("nvml").collect()))
+    return samples(prometheus_text(NodeMetrics("nvml").collect()))
 
 
 def value(found: Samples, name: str, **labels: str) -> float:
@@ -216,7 +217,7 @@ def test_promtool_finds_nothing_to_mend(fake_nvml: FakeNvml, tmp_path: Path) -> 
         running.begin("backward", 2)
         running.step()
         wait_for(lambda: (status := only_status()) is not None and status.followed)
-        text = prometheus_text(Collector("nvml").collect())
+        text = prometheus_text(NodeMetrics("nvml").collect())
     done = subprocess.run(
         ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )

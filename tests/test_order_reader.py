@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from envplan.enforce.order_file import MAX_ORDER_BYTES, ORDER_SCHEMA, Order
 from envplan.pipeline import Pipeline
-from envplan.runtime.metrics import Collector, prometheus_text
+from envplan.runtime.metric_families import prometheus_text
+from envplan.runtime.node_metrics import NodeMetrics
 from envplan.runtime.order_reader import OrderFollowed, OrderReader, OrderRefused
 from envplan.runtime.runlog import RunEvent
 from envplan.runtime.shim import Shim
@@ -198,7 +199,7 @@ def test_the_metrics_tell_which_order_is_followed(fake_nvml: FakeNvml, tmp_path:
         uuid = f'uuid="{fake_nvml.gpu(0).uuid.decode()}"'
 
         def value(name: str) -> list[str]:
-            lines = prometheus_text(Collector("nvml").collect()).splitlines()
+            lines = prometheus_text(NodeMetrics("nvml").collect()).splitlines()
             return [line.split()[-1] for line in lines if line.startswith(name) and uuid in line]
 
         wait_for(lambda: value("envplan_orders_refused_total") == ["1.0"])

@@ -154,6 +154,18 @@ ENVIRONMENTS = (
         bare=("triton==3.6.0", "megatron-core==0.16.1", "megatron-bridge==0.3.1"),
     ),
     Environment(
+        "models",
+        (
+            Row(
+                "transformers",
+                "5.24.0",
+                {"import": "tests/test_model_types.py -k still_counts"},
+                "config.json of each type whose layers differ: parameters on the meta device",
+            ),
+        ),
+        packages=("transformers==5.24.0",),
+    ),
+    Environment(
         "operations",
         (
             Row(

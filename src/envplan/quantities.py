@@ -121,6 +121,9 @@ POWER: Final = Quantity(
     what="a power, such as 300, 300W or 1.2kW",
     units={"": "1", "W": "1", "kW": "1e3", "MW": "1e6"},
 )
+MEMORY: Final = Quantity(
+    what="an amount of memory, such as 141 or 141GB", units={"": "1", "GB": "1", "TB": "1000"}
+)
 ENERGY: Final = Quantity(
     what="an energy, such as 5000, 5kJ or 0.2kWh",
     units={"": "1", "J": "1", "kJ": "1e3", "MJ": "1e6", "Wh": "3600", "kWh": "3.6e6"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -19,7 +19,7 @@ from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import Column, percent_column, text_column, value_column
 from envplan.cli.types import quantity
 from envplan.errors import InputError
-from envplan.quantities import COUNT
+from envplan.quantities import COUNT, MEMORY
 
 if TYPE_CHECKING:
     from envplan.planners import Advice
@@ -40,12 +40,24 @@ def advise(
             show_default=False,
         ),
     ] = _PLANNED_OF_EACH,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GB",
+            parser=quantity(MEMORY),
+            help="Leave out what needs more of a GPU's memory; default: 92% of the GPU's, where "
+            "the profile says what its stages take.",
+            rich_help_panel=MOST_USED,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Find the schedule that suits a job best.
 
     All that fit the profile run the same batch on the same GPUs. They are ranked by energy in the
     time of the job's own plan without slowdown, and by time at its energy. With twice the chunks a
-    GPU holds twice as much of the model; memory is not looked at.
+    GPU holds twice as much of the model; activations in flight are counted by each schedule's
+    order, and what does not fit is left out (see --memory).
 
     \b
     Example:
@@ -56,9 +68,14 @@ def advise(
         raise InputError("advise compares schedules; leave --dag out")
     own_job = job if job.schedule == "envpipe" else replace(job, activation_slots=None)
     frontier = own_job.trace()
+    memory_gb = _usable_memory_gb(frontier.profile) if memory is None else memory
     with progress("schedules") as work:
         rows = envplan.advise(
-            frontier, activation_slots=job.activation_slots, best=best, progress=work.items
+            frontier,
+            activation_slots=job.activation_slots,
+            best=best,
+            memory_gb=memory_gb,
+            progress=work.items,
         )
     ui.answer(
         lambda: {
@@ -66,9 +83,10 @@ def advise(
             "profile": rows[0].frontier.profile.name,
             "source": frontier.profile.metadata.source,
             "t_min_s": frontier.min_time,
+            "memory_gb": memory_gb,
             "schedules": [row.to_dict() for row in rows],
         },
-        lambda: _print_schedules(frontier, rows),
+        lambda: _print_schedules(frontier, rows, memory_gb),
         next_command=["envplan", "solve", *as_typed(_thriftiest_job(job, rows))],
     )
 
@@ -87,7 +105,17 @@ def _thriftiest_job(job: JobOptions, rows: Sequence[Advice]) -> JobOptions:
     return replace(job, schedule=schedule, activation_slots=slots)
 
 
-def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:
+def _usable_memory_gb(profile: envplan.Profile) -> float | None:
+    """What a job may take of its GPU's memory, GB; None where that is not known."""
+    from envplan.profiling.memory_fit import USABLE_SHARE, gpu_memory_gb
+
+    gpu_gb = gpu_memory_gb(profile.metadata.gpu)
+    return None if gpu_gb is None else USABLE_SHARE * gpu_gb
+
+
+def _print_schedules(
+    frontier: envplan.Frontier, rows: Sequence[Advice], memory_gb: float | None
+) -> None:
     metadata = frontier.profile.metadata
     ui.say(
         describe_job(frontier),
@@ -109,9 +137,8 @@ def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None
         modelled_title("Time at equal energy", metadata.source),
         [*_schedule_columns(by_time), faster],
     )
-    ui.say(
-        "saved: of the energy of the job's schedule at maximum frequency; memory is not looked at"
-    )
+    ui.say("saved: of the energy of the job's schedule at maximum frequency")
+    ui.say(*_memory_notes(rows, memory_gb))
     if metadata.energies_in_words:
         ui.say(f"the profile's energies are {metadata.energies_in_words}")
     adjustments: set[str] = set()
@@ -122,6 +149,20 @@ def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None
         ui.say(f"split backwards: {words}")
 
 
+def _memory_notes(rows: Sequence[Advice], memory_gb: float | None) -> Iterator[str]:
+    """What is known of the memory that the schedules take."""
+    own_gb = next(row.memory_gb for row in rows if row.is_job)
+    if own_gb is None:
+        yield "memory is not looked at: the profile does not say what its stages take"
+        return
+    if memory_gb is None:
+        yield "nothing is left out for memory: say how much a GPU has with --memory GB"
+        return
+    yield f"schedules that need more than {memory_gb:.0f} GB of a GPU are left out, by estimate"
+    if own_gb > memory_gb:
+        yield f"warning: the job itself needs {own_gb:.0f} GB"
+
+
 def _schedule_columns(rows: Sequence[Advice]) -> list[Column]:
     pipelines = [row.frontier.pipeline for row in rows]
     names = []
@@ -129,10 +170,14 @@ def _schedule_columns(rows: Sequence[Advice]) -> list[Column]:
         job_mark = " (the job)" if row.is_job else ""
         names.append(f"{row.frontier.pipeline.schedule}{job_mark}")
     shapes = [f"{pipeline.num_stages} x {pipeline.num_chunks}" for pipeline in pipelines]
+    memory = []
+    if all(row.memory_gb is not None for row in rows):
+        memory = [value_column("memory (GB)", [f"{row.memory_gb:.0f}" for row in rows])]
     return [
         text_column("schedule", names),
         value_column("stages x chunks", shapes),
         value_column("microbatches", [pipeline.num_microbatches for pipeline in pipelines]),
         value_column("replicas", [row.frontier.replicas for row in rows]),
         value_column("model on a GPU", [f"x{row.model_share:g}" for row in rows]),
+        *memory,
     ]

@@ -332,7 +332,7 @@ class GpuOptions:
         typer.Option(
             metavar="NAME",
             help="nvml: measure on a GPU here (the default); zeusd: the same, with clocks set by "
-            "the Zeus daemon; modelled: no GPU needed.",
+            "the Zeus daemon; amdsmi: AMD GPUs, untried on hardware; modelled: no GPU needed.",
             rich_help_panel=MOST_USED,
         ),
     ] = None
@@ -491,9 +491,9 @@ def profile(
             "gpu": new_profile.metadata.gpu,
             "workload": new_profile.metadata.workload,
             "stages": [asdict(summary) for summary in summarize_profile(new_profile)],
-            "notes": remarks(new_profile),
+            "notes": [*_memory_warning(new_profile, job), *remarks(new_profile)],
         },
-        lambda: _print(new_profile),
+        lambda: _print(new_profile, job),
         next_command=["envplan", "frontier", *named, "--plot"],
     )
 
@@ -662,7 +662,7 @@ def _metadata(job: TrainingJob) -> envplan.ProfileMetadata:
     )
 
 
-def _print(profile: envplan.Profile) -> None:
+def _print(profile: envplan.Profile, job: TrainingJob) -> None:
     from envplan.profiling.remarks import remarks, summarize_profile
 
     metadata = profile.metadata
@@ -672,6 +672,7 @@ def _print(profile: envplan.Profile) -> None:
     for stage in stages:
         slower_percents.append(100 * (stage.time_at_valley / stage.time_at_highest - 1))
         saved_percents.append(100 * (1 - stage.energy_at_valley / stage.energy_at_highest))
+    ui.say(*_memory_warning(profile, job))
     ui.say(f"{profile.describe()}: {metadata.workload}")
     columns = [
         text_column("stage", [stage.stage for stage in stages]),
@@ -696,6 +697,14 @@ def _print(profile: envplan.Profile) -> None:
         f"schedule {metadata.schedule}",
         *remarks(profile),
     )
+
+
+def _memory_warning(profile: envplan.Profile, job: TrainingJob) -> list[str]:
+    """That the job does not fit into its GPUs' memory, if it does not."""
+    from envplan.profiling.memory_fit import memory_shortage
+
+    shortage = memory_shortage(profile, job)
+    return [] if shortage is None else [f"warning: {shortage}"]
 
 
 def _clocks(stage: StageSummary) -> str:

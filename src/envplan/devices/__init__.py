@@ -30,6 +30,7 @@ T = TypeVar("T")
 _CLASSES: Final = {
     "nvml": ("envplan.devices.nvml", "NvmlBackend"),
     "zeusd": ("envplan.devices.zeusd", "ZeusdBackend"),
+    "amdsmi": ("envplan.devices.amd", "AmdsmiBackend"),
     "modelled": ("envplan.devices.modelled", "ModelledBackend"),
 }
 BACKENDS: Final = tuple(_CLASSES)
@@ -240,7 +241,8 @@ def backend(name: str = DEFAULT_BACKEND, **options: Any) -> Backend:
 
     Args:
         name: "nvml" for the GPUs of this machine, "zeusd" for the same with clocks set by the
-            Zeus daemon, "modelled" for GPUs that are not there.
+            Zeus daemon, "amdsmi" for AMD's (untried on hardware), "modelled" for GPUs that are
+            not there.
         options: see the backend's class.
 
     Raises:

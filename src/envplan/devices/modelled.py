@@ -74,6 +74,7 @@ class ModelledGpu:
         name: the name NVML gives it.
         clocks_mhz: supported SM clocks, descending.
         memory_clock_mhz: the memory clock that goes with them under CUDA.
+        memory_gb: its memory, GB.
         power_limit_w: the limit at which clocks settle, W.
         peak_flops_per_mhz: dense half-precision FLOP/s for each MHz of SM clock.
         single_flops_per_mhz: the same in single precision; None where no profile needs it.
@@ -96,6 +97,7 @@ class ModelledGpu:
     name: str
     clocks_mhz: tuple[int, ...]
     memory_clock_mhz: int
+    memory_gb: float
     power_limit_w: float
     peak_flops_per_mhz: float
     bandwidth: float

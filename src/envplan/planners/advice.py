@@ -17,6 +17,8 @@ from envplan.pipeline.generate import ENVPIPE
 from envplan.plan import Plan
 from envplan.plan.build import percent
 from envplan.planners.envpipe import forwards_ahead
+from envplan.profile import Profile
+from envplan.profile.memory import memory_by_rank
 from envplan.solve import Frontier
 
 
@@ -28,6 +30,7 @@ class Advice:
         frontier: of the schedule, with its stages, chunks, microbatches and replicas.
         is_job: this is the job as it was given.
         model_share: parts of the model on a GPU, as a multiple of the job's.
+        memory_gb: of the GPU that needs most, GB, an estimate; None: the profile does not say.
         at_equal_time: least energy found in the time of the job's plan; None: no plan is as fast.
         at_equal_energy: fastest plan found with no more energy than the job's; None: there is none.
         saved_percent: of the energy of the job at maximum frequency, by at_equal_time.
@@ -37,6 +40,7 @@ class Advice:
     frontier: Frontier
     is_job: bool
     model_share: float
+    memory_gb: float | None
     at_equal_time: Plan | None
     at_equal_energy: Plan | None
     saved_percent: float | None
@@ -60,6 +64,7 @@ class Advice:
             "microbatches": pipeline.num_microbatches,
             "replicas": self.frontier.replicas,
             "model_share": self.model_share,
+            "memory_gb": self.memory_gb,
             "adjustments": adjustments.model_dump(exclude_defaults=True),
             "saved_percent": self.saved_percent,
             "faster_percent": self.faster_percent,
@@ -88,6 +93,7 @@ def advise(
     chunks: Sequence[int] | None = None,
     activation_slots: int | Sequence[int] | None = None,
     best: int = 3,
+    memory_gb: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Advice]:
     """Rank the schedules that suit a job best, and the job itself, by energy at equal time.
@@ -96,7 +102,8 @@ def advise(
     twice the replicas, and half the microbatches in each. Each is traced; those that come first in
     energy at equal time or in time at equal energy by their relaxed frontiers are planned.
     Schedules that split the backward take its halves from the profile, or assume that they are
-    equal; `frontier.profile.adjustments` says so. Memory is not looked at.
+    equal; `frontier.profile.adjustments` says so. Of profiles that say what a stage takes of a
+    GPU's memory, schedules that need more than there is are left out; the job stays.
 
     Args:
         frontier: of the job as it is.
@@ -104,6 +111,7 @@ def advise(
         chunks: model chunks of a stage; default: the job's and twice as many.
         activation_slots: of EnvPipe's order, see forwards_ahead.
         best: how many to plan of each ranking and number of chunks.
+        memory_gb: that a GPU has for the job, GB; default: no schedule is left out.
         progress: called with (done, of how many) for each schedule traced or planned; how many
             are planned is known once all are traced.
 
@@ -116,7 +124,11 @@ def advise(
             f"beside: {', '.join(SCHEDULES)}"
         )
     report = progress or (lambda done, count: None)
-    shapes = list(_other_shapes(frontier, schedules or list(SCHEDULES), chunks, activation_slots))
+    shapes = [
+        shape
+        for shape in _other_shapes(frontier, schedules or list(SCHEDULES), chunks, activation_slots)
+        if memory_gb is None or (_memory_gb(shape.pipeline, frontier.profile) or 0.0) <= memory_gb
+    ]
     alternatives = []
     for done, shape in enumerate(shapes, start=1):
         alternatives.append(_traced(frontier, shape))
@@ -130,6 +142,12 @@ def advise(
         advised.append(advice_for(reference, frontier, candidate))
         report(done, total)
     return sorted(advised, key=_by_savings)
+
+
+def _memory_gb(pipeline: Pipeline, profile: Profile) -> float | None:
+    """The memory of the GPU that needs most, GB; None where the profile does not say."""
+    ranks = memory_by_rank(pipeline, profile)
+    return None if ranks is None else max(rank.total_gb for rank in ranks)
 
 
 def in_envpipe_order(frontier: Frontier) -> Frontier | None:
@@ -224,6 +242,7 @@ def advice_for(reference: Plan, job: Frontier, alternative: Frontier) -> Advice:
         frontier=alternative,
         is_job=alternative is job,
         model_share=alternative.pipeline.num_chunks / job.pipeline.num_chunks,
+        memory_gb=_memory_gb(alternative.pipeline, alternative.profile),
         at_equal_time=at_equal_time,
         at_equal_energy=at_equal_energy,
         saved_percent=saved_percent,

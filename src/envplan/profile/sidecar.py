@@ -37,6 +37,39 @@ Text = Annotated[str, Field(min_length=1)]
 Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
 
 
+#: The sidecar's field for what each stage takes of a GPU's memory.
+FOOTPRINT: Final = "memory"
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What each stage of a profile takes of a GPU's memory, bytes.
+
+    Attributes:
+        model_bytes: weights, gradients and optimizer.
+        activation_bytes: what a microbatch's forward leaves for its backward.
+    """
+
+    model_bytes: list[float]
+    activation_bytes: list[float]
+
+    @classmethod
+    def of_document(cls, document: object) -> Footprint | None:
+        """The footprint in a sidecar's field; None where that is none."""
+        if not isinstance(document, dict):
+            return None
+        columns = [document.get(name) for name in ("model_bytes", "activation_bytes")]
+        for column in columns:
+            if not isinstance(column, list):
+                return None
+            if not all(isinstance(value, int | float) and value >= 0 for value in column):
+                return None
+        model_bytes, activation_bytes = columns
+        if len(model_bytes) != len(activation_bytes):  # type: ignore[arg-type]
+            return None
+        return cls(model_bytes, activation_bytes)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """The training job that a profile was measured for, beside schedule and microbatches.
@@ -110,6 +143,11 @@ class ProfileMetadata:
     def gpu_of(self, stage: int) -> str | None:
         """Name of the GPU that a stage of the profile was measured on."""
         return self.gpu if self.stage_gpus is None else self.stage_gpus[stage]
+
+    @property
+    def footprint(self) -> Footprint | None:
+        """What FOOTPRINT says; None where the sidecar says nothing that makes sense."""
+        return Footprint.of_document(self.extra.get(FOOTPRINT))
 
     @property
     def model_error_between_clocks(self) -> float | None:

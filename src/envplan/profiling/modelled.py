@@ -10,11 +10,11 @@ from envplan.devices import spaced_clocks
 from envplan.devices.modelled import ModelledGpu, gpu
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
-from envplan.profile.sidecar import MODEL_ERROR
+from envplan.profile.sidecar import FOOTPRINT, MODEL_ERROR
 from envplan.profiling.language_model import LanguageModel
 from envplan.profiling.operation_model import OperationModel, operation_model
 from envplan.profiling.resnet import ConvolutionalModel
-from envplan.profiling.training_job import Model, TrainingJob
+from envplan.profiling.training_job import BYTES_PER_PARAMETER, Model, TrainingJob
 from envplan.profiling.transformer import TransformerModel
 from envplan.profiling.work import ModuleWork, NamedModule, StageWork, Work
 
@@ -86,6 +86,7 @@ def modelled_profile(
             INCLUDES_RECOMPUTATION: job.recompute,
             "assumptions": assumptions,
             "step_mhz": step,
+            FOOTPRINT: _footprint(job, stages),
             MODEL_ERROR: operations.error_between_clocks,
         }
     )
@@ -103,6 +104,17 @@ def modelled_profile(
             workload=f"{model.name} training, {job.num_stages} stages",
         ).made_today(),
     )
+
+
+def _footprint(job: TrainingJob, stages: Sequence[StageWork]) -> dict[str, list[int]] | None:
+    """What each stage takes of a GPU's memory; None for the older benchmarks' models."""
+    if _stated_parameters(job.known_model) is None:
+        return None
+    model_bytes, activation_bytes = [], []
+    for stage in stages:
+        model_bytes.append(round(BYTES_PER_PARAMETER * stage.whole.num_weights))
+        activation_bytes.append(round(job.saved_bytes(stage)))
+    return {"model_bytes": model_bytes, "activation_bytes": activation_bytes}
 
 
 def _stated_parameters(model: Model) -> int | None:

@@ -8,9 +8,11 @@ from typing import Final, NamedTuple
 
 from envplan.errors import InputError
 from envplan.profile import Profile
+from envplan.profile.memory import memory_by_rank
 from envplan.profile.sidecar import LATENCY_UNKNOWN
 from envplan.profiling.smoothing import Smoothing
 from envplan.profiling.stages import SPLIT_BACKWARD
+from envplan.profiling.training_job import BYTES_PER_PARAMETER
 from envplan.units import j_from_10fj, s_from_ns
 
 __all__ = [
@@ -21,8 +23,6 @@ __all__ = [
     "summarize_profile",
 ]
 
-#: Of mixed-precision Adam: 16-bit weight; its gradient, both moments and a copy in 32 bits.
-_BYTES_PER_PARAMETER: Final = 18
 #: What fields of a sidecar mean, where they are set.
 _NOTES: Final = {
     "counter_resets": "the energy counter was set back {} times; what it spoiled was measured "
@@ -161,14 +161,24 @@ def remarks(profile: Profile) -> list[str]:
 
 
 def _memory_remark(profile: Profile, num_parameters: int) -> str:
-    """The memory that weights take; what data-parallel replicas could share is not taken off."""
-    model_gb = num_parameters * _BYTES_PER_PARAMETER / 1e9
-    stages_per_gpu = profile.metadata.job.chunks or 1
-    gpu_gb = model_gb / profile.num_stages * stages_per_gpu / profile.metadata.gpus_per_stage
+    """The memory that a GPU needs; what data-parallel replicas could share is not taken off."""
+    billions = f"{num_parameters / 1e9:.4g} billion parameters"
+    ranks = memory_by_rank(profile.pipeline(), profile)
+    if ranks is None:
+        model_gb = num_parameters * BYTES_PER_PARAMETER / 1e9
+        stages_per_gpu = profile.metadata.job.chunks or 1
+        gpu_gb = model_gb / profile.num_stages * stages_per_gpu / profile.metadata.gpus_per_stage
+        return (
+            f"{billions}: weights, gradients and Adam's state take about {gpu_gb:.3g} GB a GPU "
+            "unless replicas or experts are spread further; activations come on top, and memory is "
+            "not checked"
+        )
+    most = max(ranks, key=lambda rank: rank.total_gb)
     return (
-        f"{num_parameters / 1e9:.4g} billion parameters: weights, gradients and Adam's state take "
-        f"about {gpu_gb:.3g} GB a GPU unless replicas or experts are spread further; activations "
-        "come on top, and memory is not checked"
+        f"{billions}: weights, gradients and Adam's state take about {most.model_bytes / 1e9:.3g} "
+        "GB of the GPU that needs most, unless replicas or experts are spread further, and "
+        f"activations {most.activation_bytes / 1e9:.3g} GB with {most.microbatches_in_flight} "
+        "microbatches in flight"
     )
 
 

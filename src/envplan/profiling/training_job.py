@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, chain, pairwise
 from operator import add
+from typing import Final
 
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
@@ -15,9 +16,12 @@ from envplan.profiling.language_model import LanguageModel
 from envplan.profiling.partition import partition
 from envplan.profiling.resnet import ConvolutionalModel
 from envplan.profiling.transformer import TransformerModel
-from envplan.profiling.work import StageWork, Unit, Work
+from envplan.profiling.work import HALF_BYTES, StageWork, Unit, Work
 
 __all__ = ["Model", "TrainingJob"]
+
+#: Of mixed-precision Adam: 16-bit weight; its gradient, both moments and a copy in 32 bits.
+BYTES_PER_PARAMETER: Final = 18
 
 #: What can be split over pipeline stages: its `units` are the chain of units for one microbatch on
 #: one GPU, in half precision.
@@ -93,6 +97,18 @@ class TrainingJob:
             StageWork(end - begin, tuple(chain.from_iterable(units[begin:end])))
             for begin, end in pairwise(ends)
         ]
+
+    def saved_bytes(self, stage: StageWork) -> float:
+        """Activations that a microbatch leaves on a stage for its backward, on one GPU.
+
+        With recomputation it is what comes into each layer.
+        """
+        model = self.known_model
+        if not self.recompute or isinstance(model, ConvolutionalModel):
+            return stage.whole.saved_bytes
+        assert self.microbatch_size is not None
+        num_tokens = self.microbatch_size * model.sequence_length / self.context_parallel
+        return stage.num_layers * HALF_BYTES * num_tokens * model.hidden_size
 
     def _units(self) -> list[Unit]:
         """The model's units, with recomputation if there is any."""

@@ -1,18 +1,14 @@
-"""Metrics of a node: its GPUs, its guards, and the runs that follow plans on it.
+"""The process that makes a node's metrics, and how the service starts it.
 
 The service `envplan guard` runs this as a process of its own, so that nothing that goes wrong here
 keeps it from giving clocks back:
 
     python -m envplan.runtime.metrics --file /var/lib/prometheus/node-exporter/envplan.prom
 
-It reads the driver, the marks of guards and the statuses of runs (see `marks`, `status`) every few
-seconds and writes what it found: into a file for node_exporter's textfile collector, whole or not
-at all, or at an endpoint, for which prometheus_client must be installed (`envplan[metrics]`). The
-file is in Prometheus' text format, the only one which that collector reads; the endpoint also
-speaks OpenMetrics.
-
-Names follow Prometheus' conventions: base units (hertz, joules, seconds, watts), `_total` for what
-only grows. Energies named "modelled" are the profile's, not measured.
+Every few seconds it collects the metrics (see `node_metrics`) and writes them: into a file for
+node_exporter's textfile collector, whole or not at all, or at an endpoint, for which
+prometheus_client must be installed (`envplan[metrics]`). The file is in Prometheus' text format,
+the only one which that collector reads; the endpoint also speaks OpenMetrics.
 """
 
 from __future__ import annotations
@@ -23,314 +19,27 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from envplan._io.files import atomic_write, check_writable
-from envplan.devices import (
-    DEFAULT_BACKEND,
-    START_TIMEOUT_S,
-    Backend,
-    Device,
-    DeviceError,
-    DeviceInfo,
-    call_with_timeout,
-    opened,
-)
-from envplan.devices import backend as open_backend
-from envplan.devices.marks import find_marks, user_name, users_with_folders
+from envplan.devices import DeviceError
 from envplan.errors import EnvplanError, InputError
-from envplan.runtime.status import RunStatus, read_statuses
+from envplan.runtime.metric_families import Family, prometheus_text
+from envplan.runtime.node_metrics import NodeMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prometheus_client.core import Metric
 
-__all__ = ["Collector", "Family", "Sample", "prometheus_text"]
+__all__ = ["PERIOD_S", "MetricsProcess"]
 
 #: Between two looks, s.
 PERIOD_S: Final = 5.0
-#: How long a GPU may take to answer, and how long one is left alone that did not, s.
-_GPU_TIMEOUT_S: Final = 2.0
-_PAUSE_S: Final = 60.0
 _NO_CLIENT: Final = "the endpoint needs prometheus_client: pip install 'envplan[metrics]'"
-_HERTZ_PER_MHZ: Final = 1e6
-
-
-class Sample(NamedTuple):
-    """A value of a metric.
-
-    Attributes:
-        labels: by name.
-        value: the value.
-    """
-
-    labels: dict[str, str]
-    value: float
-
-
-@dataclass(frozen=True)
-class Family:
-    """A metric with its values.
-
-    Attributes:
-        name: in full, with "_total" where it is a counter.
-        help: what it is, with its source.
-        type: its type.
-        samples: its values.
-    """
-
-    name: str
-    help: str
-    type: Literal["gauge", "counter"]
-    samples: list[Sample] = field(default_factory=list)
-
-    def add(self, value: float | None, **labels: object) -> None:
-        """Add a value, unless it is not known."""
-        if value is not None:
-            self.samples.append(
-                Sample({name: str(text) for name, text in labels.items()}, float(value))
-            )
-
-
-class _Families(dict[str, Family]):
-    """Families by name, each made when it is first named."""
-
-    def gauge(self, name: str, text: str) -> Family:
-        return self.setdefault(name, Family(name, text, "gauge"))
-
-    def counter(self, name: str, text: str) -> Family:
-        return self.setdefault(name, Family(name, text, "counter"))
-
-
-def prometheus_text(families: Iterable[Family]) -> str:
-    """Families in Prometheus' text format."""
-    lines = []
-    for family in families:
-        lines.append(f"# HELP {family.name} {_escaped(family.help, quotes=False)}")
-        lines.append(f"# TYPE {family.name} {family.type}")
-        for sample in family.samples:
-            labels = ",".join(
-                f'{name}="{_escaped(text, quotes=True)}"' for name, text in sample.labels.items()
-            )
-            lines.append(f"{family.name}{{{labels}}} {sample.value!r}")
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str, *, quotes: bool) -> str:
-    text = text.replace("\\", "\\\\").replace("\n", "\\n")
-    return text.replace('"', '\\"') if quotes else text
-
-
-@dataclass(frozen=True)
-class _GpuReading:
-    """What the driver says of a GPU now; None where it does not."""
-
-    info: DeviceInfo
-    clock_mhz: int | None
-    power_w: float | None
-    throttle_reasons: Sequence[str]
-    locked_mhz: int
-
-
-class Collector:
-    """Collects the metrics of this node. Not for use by several threads at once.
-
-    Args:
-        backend: through which the driver is read.
-    """
-
-    def __init__(self, backend: str = DEFAULT_BACKEND) -> None:
-        self._backend = backend
-        self._held: Backend | None = None
-        self._ask_again_at: dict[int, float] = {}
-
-    def collect(self) -> list[Family]:
-        """All metrics, as they are now."""
-        families = _Families()
-        families.gauge("envplan_build_info", "The version of envplan on this node.").add(
-            1, version=version("envplan")
-        )
-        readings = self._read_gpus(families)
-        by_uuid = {reading.info.uuid: reading for reading in readings}
-        for reading in readings:
-            _add_gpu(families, reading)
-        for user in sorted(users_with_folders()):
-            for status in read_statuses(user):
-                reading_of_run = by_uuid.get(status.uuid)
-                index = status.device if reading_of_run is None else reading_of_run.info.index
-                _add_run(families, status, index, user_name(user))
-        families.gauge(
-            "envplan_last_look_timestamp_seconds", "When these metrics were collected."
-        ).add(time.time())
-        return list(families.values())
-
-    def _read_gpus(self, families: _Families) -> list[_GpuReading]:
-        """The readings of all GPUs that answer."""
-        driver_up = families.gauge(
-            "envplan_driver_up", "Whether the NVIDIA driver answers on this node."
-        )
-        gpu_up = families.gauge("envplan_gpu_up", "Whether a GPU answers its driver.")
-        readings = []
-        try:
-            if self._held is None:
-                # For good: where nobody else holds the driver, it would start anew at each look.
-                self._held = call_with_timeout(
-                    START_TIMEOUT_S, partial(open_backend, self._backend), "the driver"
-                )
-            with opened(self._backend) as source:  # anew, as power limits are read once
-                for index, device in enumerate(source.devices()):
-                    reading = self._read_gpu(index, device)
-                    gpu_up.add(reading is not None, gpu=index)
-                    if reading is not None:
-                        readings.append(reading)
-            driver_up.add(1)
-        except DeviceError:
-            driver_up.add(0)
-        return readings
-
-    def _read_gpu(self, index: int, device: Device) -> _GpuReading | None:
-        """The reading of a GPU; None where it does not answer, or did not a moment ago."""
-        if time.monotonic() < self._ask_again_at.get(index, 0.0):
-            return None
-        try:
-            return call_with_timeout(_GPU_TIMEOUT_S, partial(_read_device, device), f"GPU {index}")
-        except DeviceError:
-            self._ask_again_at[index] = time.monotonic() + _PAUSE_S
-            return None
-
-
-def _read_device(device: Device) -> _GpuReading:
-    clock_mhz = power_w = None
-    throttle_reasons: Sequence[str] = ()
-    with suppress(DeviceError):
-        clock_mhz = device.clock()
-    with suppress(DeviceError):
-        power_w = device.power()
-    with suppress(DeviceError):
-        throttle_reasons = device.throttle_reasons()
-    return _GpuReading(
-        info=device.info,
-        clock_mhz=clock_mhz,
-        power_w=power_w,
-        throttle_reasons=throttle_reasons,
-        locked_mhz=device.apparent_locked_clock(),
-    )
-
-
-def _add_gpu(families: _Families, reading: _GpuReading) -> None:
-    """Add what a GPU and the marks on it say."""
-    info = reading.info
-    gpu = {"gpu": info.index, "uuid": info.uuid}
-    families.gauge("envplan_gpu_info", "A GPU of this node, and its driver.").add(
-        1, **gpu, name=info.name, driver=info.driver
-    )
-    families.gauge("envplan_clock_hertz", "The SM clock, by the driver.").add(
-        None if reading.clock_mhz is None else reading.clock_mhz * _HERTZ_PER_MHZ, **gpu
-    )
-    families.gauge("envplan_clock_max_hertz", "The highest SM clock that may be asked for.").add(
-        info.max_clock * _HERTZ_PER_MHZ, **gpu
-    )
-    families.gauge("envplan_power_watts", "Power drawn, by the driver.").add(reading.power_w, **gpu)
-    families.gauge("envplan_power_limit_watts", "The power limit in force, by the driver.").add(
-        info.power_limit or None, **gpu
-    )
-    throttled = families.gauge(
-        "envplan_clock_throttled", "Whether the driver holds the clock back, by its reason."
-    )
-    for reason in reading.throttle_reasons:
-        throttled.add(1, **gpu, reason=reason)
-    marks = list(find_marks(info.uuid))
-    families.gauge(
-        "envplan_guard_up", "Whether a living guard has this GPU's clock for a training."
-    ).add(any(found.is_held for found in marks), **gpu)
-    families.gauge(
-        "envplan_clock_left_set", "Whether a killed training has left this GPU's clock set."
-    ).add(any(not found.is_held for found in marks), **gpu)
-    families.gauge(
-        "envplan_clock_locked_hertz",
-        "The clock that somebody seems to hold this GPU at; 0: nobody, or it cannot be told.",
-    ).add(reading.locked_mhz * _HERTZ_PER_MHZ, **gpu)
-
-
-def _add_run(families: _Families, status: RunStatus, index: int, user: str) -> None:
-    """Add what a rank that follows a plan says."""
-    run = {"gpu": index, "uuid": status.uuid, "rank": status.rank}
-    families.gauge("envplan_run_info", "A rank that follows a plan on this node.").add(
-        1,
-        **run,
-        stage=status.stage,
-        job_id=status.job,
-        plan_sha256=status.plan_sha256,
-        user=user,
-    )
-    families.gauge("envplan_run_clocks_set", "Whether this rank's clocks are set at all.").add(
-        status.clocks, **run
-    )
-    families.gauge("envplan_clock_wanted_hertz", "The clock that was asked for last.").add(
-        status.wanted_mhz * _HERTZ_PER_MHZ or None, **run
-    )
-    families.counter("envplan_iterations_followed_total", "Iterations that followed the plan.").add(
-        status.followed, **run
-    )
-    unfollowed = families.counter(
-        "envplan_iterations_unfollowed_total", "Iterations at full speed, by reason."
-    )
-    for reason, count in status.unfollowed.items():
-        unfollowed.add(count, **run, reason=reason)
-    families.counter("envplan_clock_changes_total", "Clocks that were asked for.").add(
-        status.changes, **run
-    )
-    families.counter(
-        "envplan_clock_changes_late_total",
-        "Clocks that came after their operation had begun, or never.",
-    ).add(status.late_changes, **run)
-    families.counter("envplan_clock_errors_total", "Clocks that could not be set.").add(
-        status.clock_errors, **run
-    )
-    families.gauge("envplan_order", "The number of the order that this rank follows.").add(
-        status.order, **run
-    )
-    families.gauge("envplan_order_rung", "The rung of its ladder that this order names.").add(
-        status.order_rung, **run
-    )
-    families.counter("envplan_orders_refused_total", "Orders that were not followed.").add(
-        status.orders_refused, **run
-    )
-    families.gauge("envplan_iteration_seconds", "The last measured iteration.").add(
-        status.iteration_s, **run
-    )
-    families.gauge(
-        "envplan_iteration_planned_seconds", "The planned time of the last measured iteration."
-    ).add(status.planned_s, **run)
-    families.counter("envplan_iteration_seconds_total", "All measured iterations.").add(
-        status.total_iteration_s, **run
-    )
-    families.counter(
-        "envplan_iteration_planned_seconds_total", "The planned times of all measured iterations."
-    ).add(status.total_planned_s, **run)
-    families.counter(
-        "envplan_energy_joules_total",
-        "Energy of the GPU in iterations that followed the plan, by its counter.",
-    ).add(status.used_j, **run)
-    families.counter(
-        "envplan_energy_planned_modelled_joules_total",
-        "The same iterations by the plan's model (its profile), at the planned clocks.",
-    ).add(status.planned_j, **run)
-    families.counter(
-        "envplan_energy_full_speed_modelled_joules_total",
-        "The same iterations by the plan's model (its profile), at the highest clocks.",
-    ).add(status.baseline_j, **run)
-
-
-# The process
 
 
 class _Endpoint:
@@ -431,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--listen", metavar="ADDRESS:PORT")
     parser.add_argument("--once", action="store_true")
     options = parser.parse_args(arguments)
-    collector = Collector()
+    node = NodeMetrics()
     try:
         endpoint = None
         if options.listen is not None:
@@ -439,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             endpoint = _Endpoint(address, int(port))
             print(f"metrics at http://{address}:{endpoint.port}/metrics", flush=True)
         while True:
-            families = collector.collect()
+            families = node.collect()
             if options.file is not None:
                 atomic_write(options.file, prometheus_text(families))
             if endpoint is not None:

@@ -146,7 +146,7 @@ def preflight(
     try:
         with opened(backend) as source:
             devices = source.devices()
-            driver = _ask(partial(lambda device: device.info.driver, devices[0]), "GPU 0")
+            driver = call_with_timeout(GPU_TIMEOUT_S, partial(_driver_version, devices[0]), "GPU 0")
             found.checks.append(Check("driver", Status.OK, driver))
             for number, ranks in _ranks_by_device(plan, found.ranks).items():
                 try:
@@ -213,13 +213,11 @@ def _check_file(sha256: str, expected: str | None) -> Check:
 
 
 def _check_latency(plan: FrequencyPlan) -> Check:
-    switching = getattr(plan, "switching", None)
-    latency_s = getattr(switching, "latency_s", None)
-    if latency_s is None:
+    if plan.switching is None:
         detail = "the plan does not say how long a clock takes to change; see docs/switching.md"
         return Check("switch latency", Status.WARNING, detail)
-    source = getattr(switching, "source", "the plan")
-    return Check("switch latency", Status.OK, f"{1e3 * latency_s:g} ms, {source}")
+    detail = f"{1e3 * plan.switching.latency_s:g} ms, {plan.switching.source}"
+    return Check("switch latency", Status.OK, detail)
 
 
 def _node_number(node: int | None) -> int | None:
@@ -284,8 +282,8 @@ def _read_gpu(device: Device) -> _GpuState:
     )
 
 
-def _ask(call: partial[str], who: str) -> str:
-    return call_with_timeout(GPU_TIMEOUT_S, call, who)
+def _driver_version(device: Device) -> str:
+    return device.info.driver
 
 
 def _check_gpu(

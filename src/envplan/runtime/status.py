@@ -209,10 +209,9 @@ class StatusFile:
 
     def _count_step(self, step: StepRecord) -> None:
         status = self.status
-        changes = getattr(step, "changes", ())
         num_late = sum(
             change.seen_s is None or change.seen_s - change.wanted_s > _ON_TIME_S
-            for change in changes
+            for change in step.changes
         )
         self._set(
             followed=status.followed + 1,

@@ -144,6 +144,26 @@ class EngineResults:
         return RequestCounts(*self.counts.sum(axis=0).tolist())
 
 
+def read_results(engine: Replay) -> EngineResults:
+    """The results of an engine that has finished."""
+    energy_j, attained, counts, clock_changes, helped, squashed = engine.results()
+    too_long, unservable, preempted, _, _ = engine.apart()
+    first_token_counts, interval_counts = engine.times()
+    return EngineResults(
+        slot_energy_j=energy_j,
+        slot_attained=attained,
+        counts=counts,
+        clock_changes=clock_changes,
+        helped=helped,
+        squashed=squashed,
+        too_long=too_long,
+        unservable=sum(unservable),
+        preempted=preempted,
+        first_token_times=TimeCounts(first_token_counts.sum(axis=0)),
+        token_intervals=TimeCounts(interval_counts.sum(axis=0)),
+    )
+
+
 class FleetController:
     """Starts, moves, re-shards and retires instances as fleets change.
 
@@ -232,22 +252,7 @@ class FleetController:
     def finish(self) -> EngineResults:
         """Serve what is left after the trace."""
         self._engine.finish()
-        energy_j, attained, counts, clock_changes, helped, squashed = self._engine.results()
-        too_long, unservable, preempted, _, _ = self._engine.apart()
-        first_token_counts, interval_counts = self._engine.times()
-        return EngineResults(
-            slot_energy_j=energy_j,
-            slot_attained=attained,
-            counts=counts,
-            clock_changes=clock_changes,
-            helped=helped,
-            squashed=squashed,
-            too_long=too_long,
-            unservable=sum(unservable),
-            preempted=preempted,
-            first_token_times=TimeCounts(first_token_counts.sum(axis=0)),
-            token_intervals=TimeCounts(interval_counts.sum(axis=0)),
-        )
+        return read_results(self._engine)
 
     def _start(self, start: InstanceStart, ready_s: float) -> None:
         self._engine.start(start.pool, start.size, start.clock, start.dynamic_clock, ready_s)
