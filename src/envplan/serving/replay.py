@@ -119,6 +119,8 @@ def replay_policy(policy_name: str, observed: ObservedTrace, settings: Settings)
                 fleet = wanted
                 gpus_wanted = max(gpus_wanted, fleet.gpus_wanted)
                 controller.reconcile(fleet, now_s)
+        if controller.lacks_instances:
+            controller.reconcile(fleet, now_s)
         controller.advance(now_s + SLOT_S)
         slot_gpus.append(controller.gpus_in_use())
     result = _result(policy_name, controller, slot_gpus, first_slot=round(past_s / SLOT_S))
