@@ -12,6 +12,7 @@ from envplan.plan.model_error import savings_by_model_error
 from envplan.profiling.modelled import modelled_profile
 from envplan.profiling.models import PRESETS
 from envplan.profiling.training_job import TrainingJob
+from envplan.units import ENERGY_UNITS_PER_J
 
 _DRAWS = 20_000
 
@@ -49,7 +50,7 @@ def test_the_range_is_that_of_plans_replayed_on_drawn_models(profile: Profile, p
     for stage, operations in enumerate(plan.stages):
         for op in operations:
             fastest = profile.table(stage, op.instruction).options()[0]
-            fastest_j = fastest.energy_fj / 1e15
+            fastest_j = fastest.energy_10fj / ENERGY_UNITS_PER_J
             energy += op.energy_j * factor(op.instruction, stage, op.frequency_mhz)
             baseline += fastest_j * factor(op.instruction, stage, fastest.frequency_mhz)
             waiting -= op.energy_j

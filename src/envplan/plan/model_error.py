@@ -10,7 +10,7 @@ from typing import NamedTuple
 from envplan.plan.model import Plan
 from envplan.profile import Profile
 from envplan.profile.reading import OptionKey
-from envplan.units import j_from_fj
+from envplan.units import j_from_10fj
 
 __all__ = ["SavingsRange", "savings_by_model_error"]
 
@@ -89,7 +89,7 @@ def _deviations(plan: Plan, profile: Profile, between_clocks: float) -> Iterable
             instruction, microbatch = planned.instruction, planned.microbatch
             profile_stage = profile_stages[stage, instruction, microbatch, planned.chunk]
             fastest = profile.table(profile_stage, instruction).options()[0]
-            fastest_j = j_from_fj(fastest.energy_fj)
+            fastest_j = j_from_10fj(fastest.energy_10fj)
             add(profile_stage, instruction, planned.frequency_mhz, num_gpus * planned.energy_j, 0.0)
             add(profile_stage, instruction, fastest.frequency_mhz, 0.0, num_gpus * fastest_j)
     return deviations.values()

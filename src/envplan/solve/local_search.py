@@ -36,7 +36,7 @@ from envplan.replay.cores import parallel_map
 from envplan.solve.candidates import GridCandidates, RoundedCandidates
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.deadline_grid import SearchGrid
-from envplan.solve.late_bound import ClockLimits, late_clock_bound_fj
+from envplan.solve.late_bound import ClockLimits, late_clock_bound_10fj
 from envplan.solve.peak_power import PeakPowerHeuristic
 from envplan.solve.solution import NoPlanInTimeError, Polished
 from envplan.solve.stage_path_starts import stage_path_starts
@@ -121,9 +121,9 @@ class SearchedCandidates(GridCandidates):
         self._clock_limits = ClockLimits(conditions.machine, self._penalties.min_dwell_ns)
         self._has_parts = frontier.profile.adjustments.by_parts is not None
         self._peak_power: PeakPowerHeuristic | None = None
-        peak_uw = self._penalties.peak_uw
-        if peak_uw is not None:
-            self._peak_power = PeakPowerHeuristic(frontier, conditions.machine, peak_uw)
+        peak_10uw = self._penalties.peak_10uw
+        if peak_10uw is not None:
+            self._peak_power = PeakPowerHeuristic(frontier, conditions.machine, peak_10uw)
         self._usual_moves = self._moves_of_an_annealing()
 
     def _moves_of_an_annealing(self) -> float:
@@ -197,13 +197,13 @@ class SearchedCandidates(GridCandidates):
         next_ns = self._grid.first_from(deadline_ns)
         return self.grid_deadlines(deadline_ns if next_ns is None else next_ns)
 
-    def bound_fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
-        """The higher one of the relaxed bound and that of late and held clocks, fJ."""
-        relaxed_fj = super().bound_fj(deadline_ns, idle_until_deadline=idle_until_deadline)
+    def bound_10fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
+        """The higher one of the relaxed bound and that of late and held clocks, 10 fJ."""
+        relaxed_10fj = super().bound_10fj(deadline_ns, idle_until_deadline=idle_until_deadline)
         clocks = self._clock_limits
         if idle_until_deadline or not clocks.are_any or self._has_parts:
-            return relaxed_fj
-        return max(relaxed_fj, late_clock_bound_fj(self._frontier, deadline_ns, clocks))
+            return relaxed_10fj
+        return max(relaxed_10fj, late_clock_bound_10fj(self._frontier, deadline_ns, clocks))
 
     def latest_useful_ns(self, deadline_ns: int, idle_until_deadline: bool) -> int:
         """The latest time up to a deadline that candidates may be the best for, ns."""
@@ -335,8 +335,8 @@ class SearchedCandidates(GridCandidates):
 
     def _choices_under_cap(self, rounded: Replay, deadline_ns: int) -> list[Rows]:
         """Choices with power limits for single operations, where the rounded one breaks the cap."""
-        peak_uw = self._penalties.peak_uw
-        if self._peak_power is None or peak_uw is None or rounded.peak_uw <= peak_uw:
+        peak_10uw = self._penalties.peak_10uw
+        if self._peak_power is None or peak_10uw is None or rounded.peak_10uw <= peak_10uw:
             return []
         return self._peak_power.cheapest_choices(deadline_ns)
 
@@ -357,7 +357,7 @@ class SearchedCandidates(GridCandidates):
 
         def breaks_limits(candidate: Rows) -> bool:
             score = annealer.score(candidate)
-            return score.shortage_ns > 0 or score.over_fj > 0
+            return score.shortage_ns > 0 or score.over_10fj > 0
 
         def rank(candidate: Rows) -> tuple[bool, int]:
             return breaks_limits(candidate), annealer.score(candidate).late_ns
