@@ -13,7 +13,7 @@ from benchmarks.running import note
 from benchmarks.tables import BLOOM, GPT, H100, equal_stages, noisy_profile
 from envplan import Pipeline, Profile
 from envplan.frontier import Relaxation, build_network
-from envplan.units import j_from_fj
+from envplan.units import j_from_10fj
 
 SHAPES = ((4, 8), (4, 32), (8, 32), (8, 128))
 EQUAL = ((GPT, 8, 96), (BLOOM, 8, 96), (H100, 16, 64))
@@ -85,7 +85,7 @@ def compare(profile: Profile, microbatches: int, repetitions: int = REPETITIONS)
         pipeline = Pipeline("1f1b", num_stages=stages, num_microbatches=microbatches)
         frontier = Relaxation(pipeline, profile).walk()
         traced.append(time.perf_counter() - begin)
-        powers = frontier.blocking_power_uw
+        powers = frontier.blocking_power_10uw
         point = FlowPoint(build_network(pipeline, profile, powers), sum(powers))
         begin = time.perf_counter()
         point.solve()
@@ -96,5 +96,5 @@ def compare(profile: Profile, microbatches: int, repetitions: int = REPETITIONS)
         "trace_s": traced,
         "solve_s": solved,
         "energy_j": least,
-        "relative_difference": abs(j_from_fj(point.energy_fj()) / least - 1),
+        "relative_difference": abs(j_from_10fj(point.energy_10fj()) / least - 1),
     }

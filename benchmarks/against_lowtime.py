@@ -15,7 +15,7 @@ from benchmarks.running import in_fresh_process, note, profile_file
 from benchmarks.tables import noisy_profile
 from envplan import Pipeline, Profile
 from envplan.solve import Frontier, trace_frontier
-from envplan.units import j_from_fj, s_from_ns
+from envplan.units import j_from_10fj, s_from_ns
 
 QUANTUM_S = 0.001
 OURS_EACH = 5  # fresh processes of ours before lowtime, and as many after it
@@ -192,7 +192,7 @@ def duel(frontier: Frontier, frequency_mhz: NDArray[np.int32], stated_time_s: fl
     return Duel(
         stated_time_s=stated_time_s,
         real_time_s=real_time,
-        their_energy_j=j_from_fj(replayed.energy_fj),
+        their_energy_j=j_from_10fj(replayed.energy_10fj),
         our_time_s=plan.iteration_time,
         our_energy_j=plan.energy,
         lower_bound_j=frontier.energy_at(real_time),

@@ -119,7 +119,7 @@ def measured(job: Job, folder: Path) -> dict[str, Any]:
     single = Relaxation(pipeline, fitted(profile, pipeline))
     single.state_at(int(single.min_time_ns * (1 + SLOWDOWN)))
     deadline_s = time.process_time() - begin
-    powers = single.blocking_power_uw
+    powers = single.blocking_power_10uw
     point = FlowPoint(single.network, sum(powers))
     begin = time.process_time()
     point.solve()

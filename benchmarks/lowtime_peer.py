@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from benchmarks.running import note
 from envplan import Pipeline, Profile
 from envplan.profile import DEFAULT_BLOCKING_POWER_W, OptionTable
-from envplan.units import j_from_fj, s_from_ns
+from envplan.units import j_from_10fj, s_from_ns
 
 _FEW_OPTIONS = 3  # with so few Pareto options left, noise is allowed for
 _NOISE_FACTOR = 0.95
@@ -114,7 +114,7 @@ def _spec(table: OptionTable, quantum_s: float) -> OperationSpec[int]:
         option = ExecutionOption(
             real_time=s_from_ns(table.time_ns[row]),
             unit_time=quantum_s,
-            cost=j_from_fj(table.energy_fj[row]),
+            cost=j_from_10fj(table.energy_10fj[row]),
             knob=int(table.frequency_mhz[row]),
         )
         option.cost -= DEFAULT_BLOCKING_POWER_W * option.quant_time * quantum_s

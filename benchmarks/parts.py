@@ -33,7 +33,7 @@ from envplan.profiling.training_job import Model, TrainingJob
 from envplan.profiling.transformer import TransformerModel
 from envplan.replay import Problem
 from envplan.solve import Frontier, trace_frontier
-from envplan.units import j_from_fj, s_from_ns, uw_from_w
+from envplan.units import in_10uw, j_from_10fj, s_from_ns
 
 _COMPOSED_S: Final = 0.05
 _SLOWER: Final = 3.0
@@ -151,13 +151,20 @@ def in_layers(profile: Profile, layers: int) -> Profile:
     for whole in profile.tables():
         split = whole.instruction in ("forward", "backward")
         count = layers if split else 1
-        for mhz, _, time_ns, energy_fj in whole.options():
+        for mhz, _, time_ns, energy_10fj in whole.options():
             for k in range(count):
-                share_ns, share_fj = (
-                    total * (k + 1) // count - total * k // count for total in (time_ns, energy_fj)
+                share_ns, share_10fj = (
+                    total * (k + 1) // count - total * k // count
+                    for total in (time_ns, energy_10fj)
                 )
                 name = f"layers.{k}" if split else ""
-                row = whole.stage, whole.instruction, mhz, s_from_ns(share_ns), j_from_fj(share_fj)
+                row = (
+                    whole.stage,
+                    whole.instruction,
+                    mhz,
+                    s_from_ns(share_ns),
+                    j_from_10fj(share_10fj),
+                )
                 rows.append((*row, name))
     columns = ("stage", "instruction", "frequency", "time", "energy", "part")
     return Profile.from_rows(rows, columns=columns, name=profile.name, metadata=profile.metadata)
@@ -231,9 +238,9 @@ def around_table() -> str:
         pipeline = pipeline or Pipeline("1f1b", profile.num_stages, _MICROBATCHES)
         watts = profile.blocking_power_w or [70.0] * pipeline.num_stages
         given = profile.fitted({op.instruction for op in pipeline.operations})
-        problem = Problem(pipeline, given, [uw_from_w(w) for w in watts])
+        problem = Problem(pipeline, given, [in_10uw(w) for w in watts])
         replay = problem.replay(problem.max_frequency_rows)
-        iteration, around = j_from_fj(replay.energy_fj), high * pipeline.num_stages
+        iteration, around = j_from_10fj(replay.energy_10fj), high * pipeline.num_stages
         saved = (high - low) * pipeline.num_stages
         rows.append(
             [

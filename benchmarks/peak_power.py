@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.report import table
 from envplan import Frontier, NoAnswerError, Pipeline, Profile, trace_frontier
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W
 
 PIPELINES = 12
 SHARES = (0.15, 0.4, 0.7)
@@ -36,14 +37,14 @@ def small(clocks: list[int]) -> Profile:
 
 
 def everything(frontier: Frontier) -> list[tuple[int, int, int]]:
-    """(peak in uW, makespan in ns, energy in fJ) of every choice of options."""
+    """(peak in 10 uW, makespan in ns, energy in 10 fJ) of every choice of options."""
     problem = frontier.problem
     lengths = [len(problem.tables[number]) for number in problem.table.tolist()]
     replays = (
         problem.replay(np.array(rows, np.int32))
         for rows in itertools.product(*(range(length) for length in lengths))
     )
-    return [(one.peak_uw, one.makespan_ns, one.energy_fj) for one in replays]
+    return [(one.peak_10uw, one.makespan_ns, one.energy_10fj) for one in replays]
 
 
 def above_best(frontier: Frontier) -> list[tuple[float, float]]:
@@ -52,15 +53,18 @@ def above_best(frontier: Frontier) -> list[tuple[float, float]]:
     low, high = min(choices)[0], max(choices)[0]
     found = []
     for share in SHARES:
-        cap_uw = int(low + share * (high - low))
-        fitting = [(time, energy) for peak, time, energy in choices if peak <= cap_uw]
+        cap_10uw = int(low + share * (high - low))
+        fitting = [(time, energy) for peak, time, energy in choices if peak <= cap_10uw]
         best_ns = min(fitting)[0]
         by_ns = int(best_ns * SLACK)
-        least_fj = min(energy for time, energy in fitting if time <= by_ns)
-        fastest = frontier.plan(peak_power_cap=cap_uw / 1e6)
-        cheapest = frontier.plan(by_ns / 1e9, peak_power_cap=cap_uw / 1e6)
+        least_10fj = min(energy for time, energy in fitting if time <= by_ns)
+        fastest = frontier.plan(peak_power_cap=cap_10uw / POWER_UNITS_PER_W)
+        cheapest = frontier.plan(by_ns / 1e9, peak_power_cap=cap_10uw / POWER_UNITS_PER_W)
         found.append(
-            (fastest.iteration_time / (best_ns / 1e9) - 1, cheapest.energy / (least_fj / 1e15) - 1)
+            (
+                fastest.iteration_time / (best_ns / 1e9) - 1,
+                cheapest.energy / (least_10fj / ENERGY_UNITS_PER_J) - 1,
+            )
         )
     return found
 

@@ -38,6 +38,7 @@ from envplan.plan.build import beyond_raw_rows
 from envplan.planners import Entry, EnvPipe, compare
 from envplan.profile.job import pipeline_of_job
 from envplan.profile.smoothing import jumps
+from envplan.units import ENERGY_UNITS_PER_J
 
 MICROBATCHES: Final = (12, 24, 48, 96)
 GAP_MICROBATCHES: Final = (*MICROBATCHES, 256)
@@ -407,7 +408,7 @@ def _jumps() -> str:
             found = profile.table(stage, instruction)
             rising = np.argsort(found.frequency_mhz)
             clocks, times = found.frequency_mhz[rising], found.time_ns[rising] * 1e-9
-            power = found.energy_fj[rising] * 1e-15 / times
+            power = found.energy_10fj[rising] / ENERGY_UNITS_PER_J / times
             for at in jumps(times):
                 below = slice(0, at + 1)
                 fit = np.polyfit(1 / clocks[below], times[below], 1)

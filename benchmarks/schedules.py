@@ -15,6 +15,7 @@ from benchmarks.running import note
 from benchmarks.tables import noisy_profile
 from envplan import Pipeline, Profile
 from envplan.frontier import Relaxation
+from envplan.units import ENERGY_UNITS_PER_J
 
 SHAPES = ((8, 384), (8, 1536), (8, 6144), (16, 1536), (16, 6144))  # model stages x operations
 MOST_QUICK = 1536
@@ -140,7 +141,10 @@ def split_profile(model_stages: int, *, noise: float = 0.002, seed: int = 1) -> 
                 share = 1.0 if part == instruction else 0.5
                 for k in range(len(measured)):
                     blur = 1 + rng.normal(0, noise, 2) if share < 1 else np.ones(2)
-                    seconds_, joules = measured.time_ns[k] * 1e-9, measured.energy_fj[k] * 1e-15
+                    seconds_, joules = (
+                        measured.time_ns[k] * 1e-9,
+                        measured.energy_10fj[k] / ENERGY_UNITS_PER_J,
+                    )
                     rows.append(
                         (
                             stage,

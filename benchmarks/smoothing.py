@@ -21,6 +21,7 @@ from envplan.pipeline import Pipeline
 from envplan.profile import BLOCKING, Profile
 from envplan.profiling.smoothing import smooth_profile
 from envplan.solve import Frontier, plan_from_clocks, trace_frontier
+from envplan.units import ENERGY_UNITS_PER_J
 
 SLOWDOWN = 0.02
 
@@ -81,11 +82,11 @@ def _noisy(truth: Profile, noise: float, seed: int) -> tuple[Profile, Profile]:
             found = truth.table(stage, instruction)
             spread = np.exp(noise * random.standard_normal((2, len(found))))
             rows += [
-                (stage, instruction, clock, time * up / 1e9, energy * more / 1e15)
+                (stage, instruction, clock, time * up / 1e9, energy * more / ENERGY_UNITS_PER_J)
                 for clock, time, energy, up, more in zip(
                     found.frequency_mhz.tolist(),
                     found.time_ns.tolist(),
-                    found.energy_fj.tolist(),
+                    found.energy_10fj.tolist(),
                     *spread.tolist(),
                     strict=True,
                 )
@@ -119,9 +120,9 @@ def _error(profile: Profile, truth: Profile) -> float:
     for stage in range(truth.num_stages):
         for instruction in truth.instructions:
             found, true = (one.table(stage, instruction) for one in (profile, truth))
-            energies = dict(zip(true.frequency_mhz.tolist(), true.energy_fj, strict=True))
+            energies = dict(zip(true.frequency_mhz.tolist(), true.energy_10fj, strict=True))
             known = np.array([energies[clock] for clock in found.frequency_mhz.tolist()])
-            squares += ((found.energy_fj / known - 1) ** 2).tolist()
+            squares += ((found.energy_10fj / known - 1) ** 2).tolist()
     return float(np.sqrt(mean(squares)))
 
 

@@ -17,7 +17,7 @@ from envplan import Pipeline, Profile
 from envplan.planners import ZeusPerStage
 from envplan.simulation.iteration import Timeline, simulate
 from envplan.solve import Frontier, trace_frontier
-from envplan.units import j_from_fj, s_from_ns
+from envplan.units import j_from_10fj, s_from_ns
 
 LARGE_JOBS = (
     "sosp24-a100sxm-gpt3-175b-8stage",
@@ -74,11 +74,11 @@ def compare(frontier: Frontier, deadline_ns: int, latency_s: float) -> Ways:
     usual = _late(frontier, deadline_ns, latency_s)
     earlier = _bisected(frontier, deadline_ns, latency_s)
     constants = [
-        candidate.energy_fj
+        candidate.energy_10fj
         for candidate in ZeusPerStage().undominated_replays(frontier)
         if candidate.makespan_ns <= deadline_ns
     ]
-    constant = j_from_fj(constants[-1]) if constants else None
+    constant = j_from_10fj(constants[-1]) if constants else None
     return Ways(
         plan.gap,
         None if earlier is None else earlier / bound - 1,

@@ -8,6 +8,7 @@ from envplan.profile import Profile
 from envplan.profiling.modelled import modelled_profile
 from envplan.profiling.models import model_of, named_model
 from envplan.profiling.training_job import TrainingJob
+from envplan.units import ENERGY_UNITS_PER_J
 
 H100, GPT, BLOOM = "H100 64 x 5120", "A100 GPT-3 175B", "A100 Bloom 176B"
 LLAMA, DEEPSEEK = "Llama-3 405B", "DeepSeek-V3"
@@ -64,7 +65,7 @@ def noisy_profile(num_stages: int, *, noise: float = 0.002, seed: int = 0) -> Pr
             table = modelled.table(source, instruction)
             for k in np.argsort(-table.frequency_mhz, kind="stable"):
                 time = table.time_ns[k] * 1e-9 * (1 + rng.normal(0, noise))
-                energy = table.energy_fj[k] * 1e-15 * (1 + rng.normal(0, noise))
+                energy = table.energy_10fj[k] / ENERGY_UNITS_PER_J * (1 + rng.normal(0, noise))
                 rows.append(
                     (
                         stage,

@@ -197,11 +197,11 @@ class Optimum(NamedTuple):
     Attributes:
         times_ns: of the events, int64 (nodes,): of all optimal ones those with every event as early
             as can be.
-        flow_uw: on the arcs, int64 (arcs,).
+        flow_10uw: on the arcs, int64 (arcs,).
     """
 
     times_ns: object
-    flow_uw: object
+    flow_10uw: object
 
 
 class Breakpoints(NamedTuple):
@@ -209,13 +209,13 @@ class Breakpoints(NamedTuple):
 
     Attributes:
         times_ns: int64 (n,).
-        slopes_uw: what a ns less costs below each, int64 (n,).
-        costs_fj: above every activity at its slowest, (n,); Python's integers.
+        slopes_10uw: what a ns less costs below each, int64 (n,).
+        costs_10fj: above every activity at its slowest, (n,); Python's integers.
     """
 
     times_ns: object
-    slopes_uw: object
-    costs_fj: object
+    slopes_10uw: object
+    costs_10fj: object
 
 
 cdef class ParametricFlow:
@@ -226,7 +226,7 @@ cdef class ParametricFlow:
         tail, head, curve: int32 (arcs,), events that each activity joins and its curve.
         curve_begin: int32 (curves + 1,), first level of each curve.
         duration: int64 (levels,), ns, strictly decreasing within a curve.
-        slope: int64 (levels,), uW, strictly increasing within a curve, INFINITE at its end.
+        slope: int64 (levels,), 10 uW, strictly increasing within a curve, INFINITE at its end.
         source, sink: the events where everything starts and ends.
 
     Raises:
@@ -283,7 +283,7 @@ cdef class ParametricFlow:
 
     @property
     def cost(self):
-        """The cost there, above every activity at its slowest, fJ."""
+        """The cost there, above every activity at its slowest, 10 fJ."""
         return _int_from_wide(self._flow.cost())
 
     def solve_at_flow(
@@ -293,9 +293,9 @@ cdef class ParametricFlow:
         """Jump to the least cost at a flow value from a guess, on which the cost does not depend.
 
         Args:
-            flow: int64 (arcs,), uW.
+            flow: int64 (arcs,), 10 uW.
             times: of the events, int64 (nodes,), ns; None: those that the flow means.
-            total: the flow value, uW.
+            total: the flow value, 10 uW.
             is_rough: whether the flow is far off, which only makes a difference to the time taken.
 
         Raises:
@@ -326,7 +326,7 @@ cdef class ParametricFlow:
         """A FrontierTrace from here on, with its first breakpoint recorded.
 
         Args:
-            from_flow: the first breakpoint is the latest with more flow below it, uW; negative:
+            from_flow: the first breakpoint is the latest with more flow below it, 10 uW; negative:
                 it is where this stands.
         """
         cdef FrontierTrace trace = FrontierTrace(self, from_flow)
@@ -463,7 +463,7 @@ cdef class Rounding:
             int64 (edges,) ns. Operations are numbered topologically by relaxed start.
         table: int32 (operations,), the option table of each.
         option_begin: int32 (tables + 1,), first option of each table.
-        time, cost: int64 (options,), ns ascending and fJ descending within a table.
+        time, cost: int64 (options,), ns ascending and 10 fJ descending within a table.
         finish: int64 (operations,), ns, relaxed finish times, none after the deadline.
         deadline: ns.
     """
@@ -525,13 +525,13 @@ cdef class Problem:
             (arcs,), int64 (arcs,) ns; the next operation of the stage is always there.
         table: int32 (operations,), the option table of each.
         table_begin: int32 (tables + 1,), first row of each table.
-        time, energy: int64 (rows,), ns, ascending within a table, and fJ.
+        time, energy: int64 (rows,), ns, ascending within a table, and 10 fJ.
         clock, leaves: int32 (rows,), which clock a row begins and ends at, ascending in MHz; -1
             where it has none.
         nearest: int32 (rows, clocks), the row that stands for each at each clock.
-        waiting: int64 (stages,), blocking power, uW.
+        waiting: int64 (stages,), blocking power, 10 uW.
         slice_begin, slice_time, slice_power: what rows draw one after the other, as CSR, int32
-            (rows + 1,), int64 (slices,) ns and uW; without them their average power.
+            (rows + 1,), int64 (slices,) ns and 10 uW; without them their average power.
 
     Raises:
         ValueError: the arrays contradict each other.
@@ -632,12 +632,12 @@ cdef class Problem:
             factors: float64 (operations,), what each operation's time is multiplied by.
 
         Returns:
-            (starts, finishes, energies, makespan, energy): int64 (operations,) in ns, ns and fJ,
-            ns, and the int of fJ used until the makespan, waiting included.
+            (starts, finishes, energies, makespan, energy): int64 (operations,) in ns, ns and 10 fJ,
+            ns, and the int of 10 fJ used until the makespan, waiting included.
 
         Raises:
             ValueError: an operation has no such row.
-            OverflowError: it takes more than 2**62 ns, or an operation more than 2**63 fJ.
+            OverflowError: it takes more than 2**62 ns, or an operation 2**63 units of 10 fJ.
         """
         starts = np.empty(self.num_operations, np.int64)
         finishes = np.empty(self.num_operations, np.int64)
@@ -665,7 +665,7 @@ cdef class Problem:
 
         Returns:
             (operation, row, clock, begin, end, energy): int32 (parts,) the first three, row
-            counted over all tables, clock -1 where there is none; int64 (parts,) ns, ns and fJ.
+            counted over all tables, clock -1 where there is none; int64 (parts,) ns, ns and 10 fJ.
         """
         cdef vector[Part] parts
         cdef vector[int32_t] owner
@@ -698,7 +698,7 @@ cdef class Problem:
         const double[::1] factors=None,
     ):
         """(times, power) of a replay: int64 (steps + 1,) ns from 0 to the makespan, and int64
-        (steps,) uW of one GPU a stage between them."""
+        (steps,) 10 uW of one GPU a stage between them."""
         cdef vector[int64_t] times, power
         cdef unique_ptr[CppReplay] replay
         self._run(&replay, rows, CppMachine(latency, asks_ahead), factors)
@@ -728,13 +728,14 @@ cdef class Problem:
         """The cheapest way of a stage through its operations; see stage_paths.hpp.
 
         Args:
-            change: fJ a request for another clock.
-            time_price: float64 (operations of the stage,), fJ a ns.
-            wait_price: float64 (operations of the stage + 1,), fJ a ns: before each, and at the end.
+            change: 10 fJ a request for another clock.
+            time_price: float64 (operations of the stage,), 10 fJ a ns.
+            wait_price: float64 (operations of the stage + 1,), 10 fJ a ns: before each, and at the
+                end.
 
         Returns:
-            (bound, energy, changes, rows, times, waits): fJ, fJ, a count, int32 (operations of the
-            stage,) over all tables, float64 (operations of the stage,) and one longer, ns.
+            (bound, energy, changes, rows, times, waits): 10 fJ, 10 fJ, a count, int32 (operations
+            of the stage,) over all tables, float64 (operations of the stage,) and one longer, ns.
 
         Raises:
             ValueError: there is no such stage, or a row changes clocks within itself.
@@ -795,11 +796,11 @@ cdef class Search:
             neighbours in its order.
         latency, deadline, min_dwell: ns.
         asks_ahead: whether clocks are asked for ahead, or as operations start.
-        peak: cap on the power of one GPU a stage together, uW; negative where there is none.
+        peak: cap on the power of one GPU a stage together, 10 uW; negative where there is none.
         waits: energy is that until the deadline, not until the makespan.
-        price: of a ns late or of shortage, uW.
-        change_price: of a request for another clock, fJ; at first, where there is an allowance.
-        allowance: energy, fJ, within which fewer requests are better; negative: there is none.
+        price: of a ns late or of shortage, 10 uW.
+        change_price: of a request for another clock, 10 fJ; at first, where there is an allowance.
+        allowance: energy, 10 fJ, within which fewer requests are better; negative: there is none.
     """
 
     cdef Problem _problem
@@ -816,8 +817,8 @@ cdef class Search:
             _wide_from_int(allowance))
 
     def score(self, const int32_t[::1] rows not None):
-        """(excess fJ, cost fJ, energy fJ, late ns, shortage ns, energy above the cap fJ, changes) of
-        rows."""
+        """(excess, cost, energy, late, shortage, energy above the cap, changes), energies in 10 fJ,
+        times in ns, of rows."""
         cdef Score score
         self._problem._check(rows, None)
         with nogil:
@@ -884,11 +885,11 @@ def compose(
     Args:
         option_end: int32 (parts, clocks), where each part's options at each clock end; they follow
             each other by part and clock.
-        time, energy: int64 (options,), ns and fJ.
+        time, energy: int64 (options,), ns and 10 fJ.
         asks: uint8 (parts,).
         latency, min_dwell: ns.
-        waiting: uW.
-        slack: fJ.
+        waiting: 10 uW.
+        slack: 10 fJ.
         max_choices: that may be kept at a time.
 
     Returns:

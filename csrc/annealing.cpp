@@ -22,7 +22,7 @@ constexpr double kDearer = 16;          // last price over first
 constexpr std::size_t kPaces = 256;     // at most so many are tried
 
 const Limits& checked(const Limits& limits) {
-  require(limits.price >= 0 && limits.price <= kMostTime, "the price is out of range");
+  require(limits.price >= 0 && limits.price <= kMostPower, "the price is out of range");
   return limits;
 }
 
@@ -54,7 +54,7 @@ Score score(const Limits& limits, const Replay& replay, Energy over, Index chang
   s.changes = changes;
   s.cost = limits.allowance < 0
                ? s.energy + static_cast<Energy>(limits.change_price) * changes
-               : std::max(s.energy, limits.allowance) + changes;  // a change counts as 1 fJ
+               : std::max(s.energy, limits.allowance) + changes;  // a change counts as one unit
   return s;
 }
 
@@ -104,7 +104,7 @@ void Annealing::best(Index* rows) const {
   }
 }
 
-// The mean over operations of what lies between two neighbouring rows, fJ.
+// The mean over operations of what lies between two neighbouring rows, 10 fJ.
 double Annealing::mean_step() const {
   double sum = 0;
   for (const Index i : moves_.movable()) {

@@ -4,7 +4,7 @@
 // stage asks for clocks too soon after each other, power stays under a cap, and energy is least.
 //
 // Idea. Every limit has a price, and the excess of a choice is what it owes for breaking them:
-//   excess = price * (lateness + shortage of min_dwell) + energy above the cap   (fJ).
+//   excess = price * (lateness + shortage of min_dwell) + energy above the cap   (10 fJ).
 // Annealing (Kirkpatrick et al. 1983) minimizes energy + g * excess, where g grows from 1 to 16,
 // so that by the end no choice with any excess is worth keeping. Every move is replayed exactly.
 // What comes out is the best choice seen: of least excess, and among those of least energy.
@@ -29,28 +29,28 @@
 
 namespace envplan {
 
-// Ranges: the machine's latency, deadline and min_dwell as for Replay; price in [0, kMostTime], so
+// Ranges: the machine's latency, deadline and min_dwell as for Replay; price in [0, kMostPower], so
 // that an excess stays below 2^126.
 struct Limits {
   Machine machine;
   Time deadline;
   Time min_dwell;  // least time between two requests of a stage, ns; 0: none
-  Power peak;      // cap on the power of one GPU a stage together, uW; negative: none
+  Power peak;      // cap on the power of one GPU a stage together, 10 uW; negative: none
   // Energy is that used until the deadline, when everybody has waited, not until the makespan.
   bool waits;
-  Power price;                    // what a ns late, or of shortage, costs, uW
-  std::int64_t change_price = 0;  // what a request for another clock costs, fJ
+  Power price;                    // what a ns late, or of shortage, costs, 10 uW
+  std::int64_t change_price = 0;  // what a request for another clock costs, 10 fJ
   // Rows that use no more than this are the better the fewer requests they make; negative: energy
   // and price of changes count together.
   Energy allowance = -1;
 };
 
 struct Score {
-  Energy excess = 0, energy = 0;  // fJ
+  Energy excess = 0, energy = 0;  // 10 fJ
   Time late = 0, shortage = 0;    // ns
-  Energy over = 0;                // energy above the cap, fJ
+  Energy over = 0;                // energy above the cap, 10 fJ
   Index changes = 0;              // requests for another clock
-  Energy cost = 0;                // what is compared where there is no excess, fJ
+  Energy cost = 0;                // what is compared where there is no excess, 10 fJ
 
   bool operator<(const Score& other) const {
     if (excess != other.excess) return excess < other.excess;

@@ -26,7 +26,8 @@
 // two sides are about as many nodes as one search from end to end would settle. Paths that turn
 // back between the sides are left to the next step, which then lowers T by nothing.
 //
-// Arithmetic is exact: times in ns, flow (marginal cost) in uW, cost in fJ = uW * ns. No epsilon.
+// Arithmetic is exact: times in ns, flow (marginal cost) in units of 10 uW, cost in units of
+// 10 fJ = 10 uW * 1 ns. No epsilon.
 // Durations times nodes are at most 2^58 ns, so that no sum of times overflows; flow stays below
 // kInfinite. What would outgrow that throws std::overflow_error.
 //
@@ -80,11 +81,11 @@ class ParametricFlow {
   // network has a cycle or several sources or sinks, or numbers are out of range.
   explicit ParametricFlow(const Network& net);
 
-  // Moves to the least total cost at flow value `total`, uW, without walking there: takes a guess
-  // as far as durations and complementary slackness allow and repairs what is left over. Exact
-  // whatever the guess; a good one makes it quick, and saying whether its flow is a rough one makes
-  // it quicker.
-  //   flow:  (num_arcs), uW, each in [0, kInfinite / 4), in the caller's numbering.
+  // Moves to the least total cost at flow value `total`, 10 uW, without walking there: takes a
+  // guess as far as durations and complementary slackness allow and repairs what is left over.
+  // Exact whatever the guess; a good one makes it quick, and saying whether its flow is a rough one
+  // makes it quicker.
+  //   flow:  (num_arcs), 10 uW, each in [0, kInfinite / 4), in the caller's numbering.
   //   times: of the events, (num_nodes), ns from any origin, in the caller's numbering; or null for
   //          those that the flow means.
   //   total: in [0, kInfinite / 4).

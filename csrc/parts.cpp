@@ -512,7 +512,8 @@ void check(const PartsProblem& p) {
                   "option_begin must ascend from 0 and span the options");
   require(p.latency >= 0 && p.min_dwell >= 0 && p.waiting >= 0 && p.slack >= 0,
           "latency, dwell, blocking power and slack must not be negative");
-  constexpr __int128 kLimit = __int128{1} << 62;
+  constexpr __int128 kLimit = kMostEnergy;
+  static_assert(kMostEnergy == kMostTime);
   __int128 time = 0, energy = 0;
   for (Index part = 0; part < p.num_parts; ++part) {
     int64_t max_time = 0, max_energy = 0;

@@ -46,11 +46,11 @@ struct PartsProblem {
   Index num_parts, num_clocks, num_options;
   const Index* option_begin;   // (num_parts * num_clocks + 1) options of a part at a clock, from 0
   const Time* time;            // (options) ns, at least 1
-  const std::int64_t* energy;  // (options) fJ; those of all parts add up to less than 2^62
+  const std::int64_t* energy;  // (options) 10 fJ; those of all parts: less than 2^62 units
   const std::uint8_t* asks;    // (num_parts) whether the clock may change as it begins
   Time latency, min_dwell;     // ns
-  Power waiting;               // uW; as long as all parts take, it draws less than 2^62 fJ
-  std::int64_t slack;          // fJ, of the whole operation; 0 leaves nothing out
+  Power waiting;               // 10 uW; as long as all parts take, it draws less than 2^62 units
+  std::int64_t slack;          // 10 fJ, of the whole operation; 0 leaves nothing out
 };
 
 // An option of the operation: its total, and the option of each part, (num_parts).

@@ -93,7 +93,7 @@ void Problem::copy_rows(const ProblemArrays& a) {
   table_begin.assign(a.table_begin, a.table_begin + num_tables + 1);
   for (Index row = 0; row < a.num_rows; ++row) {
     require(a.time[row] >= 1 && a.time[row] <= kMostTime, "a row's time is out of range");
-    require(a.energy[row] >= 0 && a.energy[row] <= kMostTime, "a row's energy is out of range");
+    require(a.energy[row] >= 0 && a.energy[row] <= kMostEnergy, "a row's energy is out of range");
     require(a.clock[row] >= -1 && a.clock[row] < num_clocks, "a row's clock is out of range");
     require(a.leaves[row] >= -1 && a.leaves[row] < num_clocks &&
                 (a.leaves[row] < 0) == (a.clock[row] < 0),
@@ -116,7 +116,7 @@ void Problem::copy_slices(const ProblemArrays& a, Index row) {
   require(a.slice_begin[row] < a.slice_begin[row + 1], "a row has no slices");
   for (Index k = a.slice_begin[row]; k < a.slice_begin[row + 1]; ++k) {
     require(a.slice_time[k] >= 0 && a.slice_time[k] <= a.time[row] && a.slice_power[k] >= 0 &&
-                a.slice_power[k] <= kMostTime,
+                a.slice_power[k] <= kMostPower,
             "a slice is out of range");
     slices.push_back({a.slice_time[k], a.slice_power[k]});
   }
@@ -139,7 +139,7 @@ void Problem::copy_stages(const ProblemArrays& a) {
   stage_begin.assign(a.stage_begin, a.stage_begin + num_stages + 1);
   operations.resize(num_operations);
   for (Index s = 0; s < num_stages; ++s) {
-    require(a.waiting[s] >= 0 && a.waiting[s] <= kMostTime, "a blocking power is out of range");
+    require(a.waiting[s] >= 0 && a.waiting[s] <= kMostPower, "a blocking power is out of range");
     for (Index k = stage_begin[s]; k < stage_begin[s + 1]; ++k) {
       const Index table = a.table[k];
       require(table >= 0 && table < num_tables, "an operation's table is out of range");
@@ -151,6 +151,7 @@ void Problem::copy_stages(const ProblemArrays& a) {
   }
   waiting.assign(a.waiting, a.waiting + num_stages);
   for (const Power power : waiting) total_waiting += power;
+  require(total_waiting <= kMostPower, "blocking powers together are out of range");
 }
 
 void Problem::copy_precedences(const ProblemArrays& a) {
@@ -242,7 +243,7 @@ std::int64_t Replay::energy(Index i) const {
   const Energy waiting = problem_.waiting[problem_.operations[i].stage];
   const Energy sum = runs_[i].cost + waiting * (runs_[i].finish - runs_[i].start);
   if (sum > std::numeric_limits<int64_t>::max()) {
-    throw std::overflow_error("an operation takes more than 9200 J");
+    throw std::overflow_error("an operation takes more than 92 kJ");
   }
   return static_cast<int64_t>(sum);
 }
@@ -255,7 +256,7 @@ Replay::WholeOperation Replay::whole_operation(Index i, Index row) const {
   const Time time = noisy(r.time, factor);
   const Wide energy = share(r.energy, time, r.time);
   if (energy > static_cast<Wide>(std::numeric_limits<int64_t>::max())) {
-    throw std::overflow_error("an operation takes more than 9200 J under noise");
+    throw std::overflow_error("an operation takes more than 92 kJ under noise");
   }
   return {time, static_cast<int64_t>(energy)};
 }
@@ -654,7 +655,7 @@ void Replay::power_steps(std::vector<Time>* times, std::vector<Power>* power) co
     const Time at = rise == rises_.end() ? makespan() : rise->first;
     const bool starts = at == times->back();
     if (!starts) {
-      if (level > kMostTime) throw std::overflow_error("power is out of range");
+      if (level > kMostPower) throw std::overflow_error("power is out of range");
       const auto step = static_cast<Power>(level);
       if (!power->empty() && power->back() == step) {
         times->back() = at;  // nothing has changed since the step before

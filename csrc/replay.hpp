@@ -21,7 +21,7 @@
 // stands for that clock (`nearest`). Where the clock changes during an operation, what is left of
 // it is carried over: left' = ceil(left * time' / time) ns, where the times are those of the whole
 // operation by the two rows. A part of an operation takes its share of its row's energy, rounded
-// half up to a whole fJ.
+// half up to a whole unit of 10 fJ.
 //
 // Noise. A factor f for each operation multiplies the time of whatever row it runs by: the time is
 // min(max(1, rint(time * f)), kMostTime), and the energy grows in proportion, rounded half up.
@@ -38,12 +38,12 @@
 // what is missing, summed over all stages and requests.
 //
 // Power. A row draws the powers of its slices one after the other, the last one to its end; without
-// slices its average power, rounded up to a whole uW. Where an operation does not run by one row
+// slices its average power, rounded up to a whole unit. Where an operation does not run by one row
 // from start to end as it is, it draws the most power of each row as long as it runs by that. A
 // stage between two operations draws its blocking power.
 //
-// Arithmetic is exact, in integers: time in ns, energy in fJ, power in uW. Sums of energies have
-// 128 bits. What takes longer than kMostTime throws std::overflow_error.
+// Arithmetic is exact, in integers: time in ns, energy in units of 10 fJ, power in units of 10 uW.
+// Sums of energies have 128 bits. What takes longer than kMostTime throws std::overflow_error.
 //
 // Thread safety. A Problem never changes, so threads may share one. A Replay belongs to one thread
 // at a time, its const members included: they use scratch of its own.
@@ -59,8 +59,7 @@
 
 namespace envplan {
 
-constexpr Index kNone = -1;                // no operation, no clock
-constexpr Time kMostTime = Time{1} << 62;  // no sum of two overflows an unsigned 64-bit integer
+constexpr Index kNone = -1;  // no operation, no clock
 
 // Borrowed arrays that describe a problem; sizes are given in parentheses. Operations are numbered
 // by stage and in execution order within a stage; rows over all tables. Arrays of first entries
@@ -75,16 +74,16 @@ struct ProblemArrays {
   const Index* table;          // (num_operations)
   const Index* table_begin;    // (num_tables + 1) first row of each table
   const Time* time;            // (rows) ns, at least 1, ascending within a table
-  const std::int64_t* energy;  // (rows) fJ
+  const std::int64_t* energy;  // (rows) 10 fJ
   const Index* clock;          // (rows) which clock, ascending in MHz; kNone where it has none
   const Index* leaves;         // (rows) the clock in force as it ends; kNone where it has none
   const Index* nearest;        // (rows * num_clocks) the row that stands for this one at a clock;
                                // anything where the row has no clock
-  const Power* waiting;        // (num_stages) blocking power, uW
+  const Power* waiting;        // (num_stages) blocking power, 10 uW
   const Index* slice_begin;    // (rows + 1) first slice of each row, which has one at least; null:
                                // there are none
   const Time* slice_time;      // (slices) ns
-  const Power* slice_power;    // (slices) uW
+  const Power* slice_power;    // (slices) 10 uW
 };
 
 // A problem ready to be replayed: copies of the arrays, with the operations in the topological
@@ -131,7 +130,7 @@ struct Problem {
   std::vector<Slice> slices;
   std::vector<Index> table_begin, nearest;
   std::vector<Power> waiting;
-  Energy total_waiting = 0;  // of all stages, uW
+  Energy total_waiting = 0;  // of all stages, 10 uW
 
  private:
   void copy_order(const ProblemArrays& arrays);
@@ -167,7 +166,7 @@ struct Budget {
   double most;
   Time free;         // a makespan up to this costs nothing
   const Time* tail;  // (num_operations, by number) about how long all goes on after each has ended
-  double late_price, short_price;  // fJ a ns
+  double late_price, short_price;  // 10 fJ a ns
 };
 
 // A choice of rows, replayed.
@@ -203,8 +202,8 @@ class Replay {
   std::pair<Time, Time> changed_span() const { return {changed_from_, changed_to_}; }
 
   Time makespan() const { return totals_.makespan; }
-  Energy cost() const { return totals_.cost; }  // of all operations, less waiting as long, fJ
-  // fJ of one GPU a stage, waiting until a time included.
+  Energy cost() const { return totals_.cost; }  // of all operations, less waiting as long, 10 fJ
+  // 10 fJ of one GPU a stage, waiting until a time included.
   Energy energy_until(Time sync) const { return totals_.cost + problem_.total_waiting * sync; }
   Time shortage() const { return totals_.shortage; }
   Time start(Index i) const { return runs_[i].start; }
@@ -220,7 +219,7 @@ class Replay {
   void parts(Index i, std::vector<Part>* out) const;
   // Power as a step function: `times` begins at 0 and ends at the makespan, `power` has one less.
   void power_steps(std::vector<Time>* times, std::vector<Power>* power) const;
-  // By how much power is above a cap, integrated over a span of time, fJ.
+  // By how much power is above a cap, integrated over a span of time, 10 fJ.
   Energy energy_above_cap(Power cap, Time from, Time to) const;
 
   // How long what runs after each operation takes on the longest way to the end, by number.

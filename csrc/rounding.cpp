@@ -368,8 +368,11 @@ void check(const RoundingProblem& p) {
   require_offsets(p.option_begin, p.num_tables, p.num_options,
                   "option_begin must ascend from 0 and span time and cost");
   for (Index t = 0; t < p.num_tables; ++t) {
-    require(p.option_begin[t] < p.option_begin[t + 1], "a table has no options");
-    for (Index k = p.option_begin[t] + 1; k < p.option_begin[t + 1]; ++k) {
+    const Index first = p.option_begin[t], last = p.option_begin[t + 1] - 1;
+    require(first <= last, "a table has no options");
+    // The difference of two costs stays within 64 bits.
+    require(p.cost[first] < kMostEnergy && p.cost[last] >= -kMostEnergy, "a cost is out of range");
+    for (Index k = first + 1; k <= last; ++k) {
       require(p.time[k - 1] <= p.time[k] && p.cost[k - 1] >= p.cost[k],
               "times must ascend and costs descend within a table");
     }

@@ -35,7 +35,7 @@
 // - how long an operation takes is bounded from above where it serves to hide or to hold.
 //
 // Arithmetic is in doubles. The bound is lowered by more than their error, and by what a replay may
-// gain from rounding: for each operation 1 ns at blocking power and 2 fJ.
+// gain from rounding: for each operation 1 ns at blocking power and 2 units of energy.
 //
 // Sources: the shortest path as the Lagrangian subproblem of a flow of prices; in words, and why
 // the sum over stages is a bound: docs/theory.md, "Late and held clocks".
@@ -50,16 +50,16 @@ namespace envplan {
 struct StagePrices {
   Time latency, min_dwell;
   bool asks_ahead;
-  double change;             // fJ a request
-  const double* time_price;  // f: (operations of the stage) fJ a ns that each takes
-  const double* wait_price;  // q: (operations of the stage + 1) fJ a ns of waiting before each, and
-                             // after the last
+  double change;             // 10 fJ a request
+  const double* time_price;  // f: (operations of the stage) 10 fJ a ns that each takes
+  const double* wait_price;  // q: (operations of the stage + 1) 10 fJ a ns of waiting before each
+                             // and after the last
 };
 
 // But for rounding, bound = energy + sum f_k times_k + sum q_k waits_k + changes * change.
 struct StagePath {
-  double bound = 0;           // fJ
-  double energy = 0;          // fJ, less what waiting would draw for as long as operations take
+  double bound = 0;           // 10 fJ
+  double energy = 0;          // 10 fJ, less what waiting would draw for as long as operations take
   Index changes = 0;          // requests for another clock
   std::vector<Index> rows;    // (operations of the stage) over all tables: the clocks asked for
   std::vector<double> times;  // (operations of the stage) ns

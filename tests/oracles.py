@@ -11,7 +11,7 @@ from envplan.frontier.network import Network
 
 
 def relaxed_cost_by_lp(network: Network, time_ns: int) -> float:
-    """Least sum of effective costs, fJ, of finishing by time_ns: HiGHS on the primal LP.
+    """Least sum of effective costs, 10 fJ, of finishing by time_ns: HiGHS on the primal LP.
 
     Variables: every event's time, and how much of each segment each operation is sped up by.
     """
@@ -32,7 +32,7 @@ def relaxed_cost_by_lp(network: Network, time_ns: int) -> float:
             rows.append(row)
             columns.append(len(costs))
             values.append(1.0)
-            costs.append(float(network.costs.slope_uw[begin + level]))
+            costs.append(float(network.costs.slope_10uw[begin + level]))
             upper.append(float(duration[level] - duration[level + 1]))
     matrix = csr_matrix((values, (rows, columns)), (len(bounds_below), len(costs)))
     scale, dearest = max(upper), max(1.0, *costs)  # HiGHS wants numbers near one
@@ -45,11 +45,11 @@ def relaxed_cost_by_lp(network: Network, time_ns: int) -> float:
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
     assert result.status == 0, result.message
-    return network.base_cost_fj + float(result.fun) * dearest * scale
+    return network.base_cost_10fj + float(result.fun) * dearest * scale
 
 
-def relaxed_dual_by_min_cost_flow(network: Network, flow_uw: int) -> int:
-    """Min over T of (sum of effective costs at T) + flow x T, fJ, exactly: SimpleMinCostFlow.
+def relaxed_dual_by_min_cost_flow(network: Network, flow_10uw: int) -> int:
+    """Min over T of (sum of effective costs at T) + flow x T, 10 fJ, exactly: SimpleMinCostFlow.
 
     Each operation is a bundle of parallel arcs; the cost of an arc is minus its duration.
     """
@@ -60,7 +60,7 @@ def relaxed_dual_by_min_cost_flow(network: Network, flow_uw: int) -> int:
         begin, end = network.costs.begin[curve], network.costs.begin[curve + 1]
         below = 0
         for level in range(begin, end):
-            limit = min(int(network.costs.slope_uw[level]), below + flow_uw)
+            limit = min(int(network.costs.slope_10uw[level]), below + flow_10uw)
             tails.append(tail)
             heads.append(head)
             capacities.append(limit - below)
@@ -71,10 +71,10 @@ def relaxed_dual_by_min_cost_flow(network: Network, flow_uw: int) -> int:
         np.array(tails), np.array(heads), np.array(capacities), np.array(costs)
     )
     solver.set_nodes_supplies(
-        np.array([network.source, network.sink]), np.array([flow_uw, -flow_uw])
+        np.array([network.source, network.sink]), np.array([flow_10uw, -flow_10uw])
     )
     assert solver.solve() == solver.OPTIMAL
     # Strong duality: the dual's value is the longest flow's length. Summed here in unbounded
     # integers, for the solver's own sum stops at 64 bits.
     flows = solver.flows(np.arange(len(costs))).tolist()
-    return network.base_cost_fj - sum(f * c for f, c in zip(flows, costs, strict=True))
+    return network.base_cost_10fj - sum(f * c for f, c in zip(flows, costs, strict=True))

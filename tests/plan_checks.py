@@ -21,13 +21,15 @@ from envplan.request.limits import (
 )
 from envplan.solve import Frontier, trace_job
 from envplan.units import (
-    fj_from_j,
-    j_from_fj,
+    ENERGY_UNITS_PER_J,
+    POWER_UNITS_PER_W,
+    in_10fj,
+    in_10uw,
+    j_from_10fj,
     ns_from_s,
     ns_from_s_ceil,
     ns_from_s_floor,
     s_from_ns,
-    uw_from_w,
 )
 
 _RUNS = 1000
@@ -50,7 +52,11 @@ def until(plan: Plan, sync_time: float) -> float:
 
 def bound_until(frontier: Frontier, sync_time: float) -> float:
     """J that no plan in time for a straggler uses less than until then."""
-    return frontier.waiting_bound_fj(ns_from_s_floor(sync_time)) * frontier.num_gpus / 1e15
+    return (
+        frontier.waiting_bound_10fj(ns_from_s_floor(sync_time))
+        * frontier.num_gpus
+        / ENERGY_UNITS_PER_J
+    )
 
 
 def keeps(frontier: Frontier, request: Request, rows: list[int]) -> bool:
@@ -71,26 +77,26 @@ class _Replayed:
             ask=machine.ask,
         )
         self.stage = [op.stage for op in frontier.pipeline.operations]
-        self.powers = [uw_from_w(power) for power in frontier.blocking_power_w]
+        self.powers = [in_10uw(power) for power in frontier.blocking_power_w]
         self.makespan = max(part.end_ns for part in self.parts)
         begins = {part.operation: part.begin_ns for part in reversed(self.parts)}
         self.starts = [begins[i] for i in range(len(rows))]
-        energy = oracle.energy_fj(self.parts, self.stage, self.powers, self.makespan)
+        energy = oracle.energy_10fj(self.parts, self.stage, self.powers, self.makespan)
         self.energy = energy * frontier.num_gpus
 
 
 def assert_answers(frontier: Frontier, request: Request, plan: Plan) -> None:
-    """The plan replays to the ns and fJ, keeps every limit, is proved by its file, and its file
+    """The plan replays to the ns and 10 fJ, keeps every limit, is proved by its file, and its file
     leads to it again.
     """
     rows, profile = rows_of(frontier, plan), frontier.profile
     found = _Replayed(frontier, request, rows)
     makespan, energy = found.makespan, found.energy
     assert plan.iteration_time == s_from_ns(makespan)
-    assert plan.energy == j_from_fj(energy)
+    assert plan.energy == j_from_10fj(energy)
     assert [op.start_s for op in chain(*plan.stages)] == list(map(s_from_ns, found.starts))
     timeline = simulate(plan, profile)
-    assert (timeline.iteration_time_ns, timeline.energy_fj) == (makespan, energy)
+    assert (timeline.iteration_time_ns, timeline.energy_10fj) == (makespan, energy)
 
     deadline_ns = ns_from_s_floor(plan.target.deadline_s)
     asked_ns = latest_ns(frontier, request)
@@ -143,19 +149,19 @@ def _broken(
             case PeakPower():
                 moments = {at for part in found.parts for at in (part.begin_ns, part.end_ns)}
                 drawn = (
-                    oracle.power_uw(found.parts, found.stage, found.powers, at)
+                    oracle.power_10uw(found.parts, found.stage, found.powers, at)
                     for at in {0, *moments} - {makespan}
                 )
-                kept = max(drawn) * gpus <= uw_from_w(limit.power_w)
+                kept = max(drawn) * gpus <= in_10uw(limit.power_w)
             case PowerRamp():
                 period = max(makespan, request.sync_ns)
                 change = _steepest_change(found, period, ns_from_s(limit.window_s))
                 allowed = Fraction(limit.ramp_w_per_s) * ns_from_s(limit.window_s) ** 2
                 kept = change * gpus * 1000 <= allowed
             case AveragePower():
-                kept = energy <= limit.power_w * 1e6 * makespan * (1 + 1e-12)
+                kept = energy <= limit.power_w * POWER_UNITS_PER_W * makespan * (1 + 1e-12)
             case EnergyBudget():
-                kept = energy <= fj_from_j(limit.energy_j)
+                kept = energy <= in_10fj(limit.energy_j)
             case HoldsWithProbability():
                 kept = _holds_often_enough(frontier, request, rows, limit, deadline_ns, sure)
             case _:
@@ -165,12 +171,12 @@ def _broken(
 
 
 def _steepest_change(found: _Replayed, period: int, window: int) -> int:
-    """The most by which the energies of two neighbouring windows differ, one GPU a stage, fJ."""
+    """The most by which the energies of two neighbouring windows differ, one GPU a stage, 10 fJ."""
     ends = {at for part in found.parts for at in (part.begin_ns, part.end_ns)}
     events = sorted({0, found.makespan, period, *ends})
     steps = []
     for begin, end in pairwise(events):
-        power = oracle.power_uw(found.parts, found.stage, found.powers, begin)
+        power = oracle.power_10uw(found.parts, found.stage, found.powers, begin)
         steps.append((begin, end, power if begin < found.makespan else sum(found.powers)))
 
     def used(until: int) -> int:

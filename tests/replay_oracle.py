@@ -18,8 +18,8 @@ class Part(NamedTuple):
     frequency_mhz: int
     begin_ns: int
     end_ns: int
-    energy_fj: int
-    power_uw: int
+    energy_10fj: int
+    power_10uw: int
 
 
 class Stage:
@@ -128,7 +128,7 @@ def _run(i: int, table: OptionTable, row: int, now: int, stage: Stage, factor: f
     while left is None or left[0] > 0:
         mhz = stage.clock(now) if planned else 0
         by = row if mhz == planned else _nearest(table, row, mhz)
-        listed, energy = int(table.time_ns[by]), int(table.energy_fj[by])
+        listed, energy = int(table.time_ns[by]), int(table.energy_10fj[by])
         time = listed
         if factor != 1:
             time = min(max(1, round(listed * factor)), MAX_INTEGER)
@@ -136,7 +136,7 @@ def _run(i: int, table: OptionTable, row: int, now: int, stage: Stage, factor: f
         remaining = time if left is None else math.ceil(Fraction(left[0] * time, left[1]))
         until = stage.next_change(now) if planned else math.inf
         spent = int(min(remaining, until - now))
-        power = -(-int(table.energy_fj[by]) // listed)
+        power = -(-int(table.energy_10fj[by]) // listed)
         share = half_up(Fraction(energy * spent, time))
         parts.append(Part(i, mhz, now, now + spent, share, power))
         now += spent
@@ -153,27 +153,29 @@ def _nearest(table: OptionTable, row: int, mhz: int) -> int:
     return min(alike, key=lambda k: (abs(table.frequency_mhz[k] - mhz), -table.frequency_mhz[k], k))
 
 
-def energy_fj(parts: Sequence[Part], stage: Sequence[int], powers: Sequence[int], end: int) -> int:
+def energy_10fj(
+    parts: Sequence[Part], stage: Sequence[int], powers: Sequence[int], end: int
+) -> int:
     """What everything takes until a time, all waiting included."""
-    ran = sum(part.energy_fj for part in parts)
+    ran = sum(part.energy_10fj for part in parts)
     busy = sum(powers[stage[part.operation]] * (part.end_ns - part.begin_ns) for part in parts)
     return ran + end * sum(powers) - busy
 
 
-def power_uw(parts: Sequence[Part], stage: Sequence[int], powers: Sequence[int], at: int) -> int:
+def power_10uw(parts: Sequence[Part], stage: Sequence[int], powers: Sequence[int], at: int) -> int:
     """What one GPU a stage draws at a time."""
     drawn = list(powers)
     for part in parts:
         if part.begin_ns <= at < part.end_ns:
-            drawn[stage[part.operation]] = part.power_uw
+            drawn[stage[part.operation]] = part.power_10uw
     return sum(drawn)
 
 
-def over_fj(parts: Sequence[Part], stage: Sequence[int], powers: Sequence[int], cap: int) -> int:
+def over_10fj(parts: Sequence[Part], stage: Sequence[int], powers: Sequence[int], cap: int) -> int:
     """The energy above a cap on power."""
     times = sorted({0, *(p.begin_ns for p in parts), *(p.end_ns for p in parts)})
     return sum(
-        max(0, power_uw(parts, stage, powers, begin) - cap) * (end - begin)
+        max(0, power_10uw(parts, stage, powers, begin) - cap) * (end - begin)
         for begin, end in pairwise(times)
     )
 

@@ -14,7 +14,7 @@ from envplan.pipeline.schedules import schedules_of_any_chunks
 from envplan.profile import Profile
 from envplan.request import Request
 from envplan.solve import Frontier, trace_frontier
-from envplan.units import j_from_fj, s_from_ns
+from envplan.units import POWER_UNITS_PER_W, j_from_10fj, s_from_ns
 
 #: Round numbers make ties, uneven ones make none: both belong in tests.
 _TIMES = st.one_of(
@@ -28,7 +28,7 @@ _ENERGIES = st.one_of(
 def _rows(profile: Profile) -> list[tuple[int, str, int, float, float]]:
     """Stage, instruction, MHz, s and J of a profile's forwards and backwards."""
     return [
-        (table.stage, table.instruction, mhz, s_from_ns(time), j_from_fj(energy))
+        (table.stage, table.instruction, mhz, s_from_ns(time), j_from_10fj(energy))
         for stage in range(profile.num_stages)
         for table in (profile.table(stage, name) for name in ("forward", "backward"))
         for mhz, _, time, energy in table.options()
@@ -265,7 +265,9 @@ def _between(frontier: Frontier, part: float) -> float:
 
 def _peak_w(frontier: Frontier) -> float:
     problem = frontier.problem
-    return problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus / 1e6
+    return (
+        problem.replay(problem.max_frequency_rows).peak_10uw * frontier.num_gpus / POWER_UNITS_PER_W
+    )
 
 
 #: By name: keyword arguments of `Request.from_options` for one condition on plans.

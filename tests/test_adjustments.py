@@ -18,6 +18,7 @@ from envplan.errors import InputError
 from envplan.profile import INCLUDES_RECOMPUTATION, Adjustments, ProfileMetadata
 from envplan.runtime.drift import measure_drift, rescale
 from envplan.runtime.runlog import LoggedStep, parse_line
+from envplan.units import ENERGY_UNITS_PER_J
 from strategies import falling_profiles, profiles
 
 Row = tuple[int, str, int, float, float]
@@ -34,9 +35,9 @@ def two_clocks(*instructions: str) -> Profile:
 
 
 def costs(profile: Profile, instruction: str, stage: int = 0) -> dict[int, tuple[int, int]]:
-    """MHz -> (ns, fJ)."""
+    """MHz -> (ns, 10 fJ)."""
     table = profile.table(stage, instruction)
-    numbers = zip(table.time_ns.tolist(), table.energy_fj.tolist(), strict=True)
+    numbers = zip(table.time_ns.tolist(), table.energy_10fj.tolist(), strict=True)
     return dict(zip(table.frequency_mhz.tolist(), numbers, strict=True))
 
 
@@ -69,26 +70,26 @@ def rows_at(stage: int, instruction: str, *clocks: tuple[int, float, float]) -> 
 def test_recomputation_adds_the_forward_to_the_backward_at_each_clock() -> None:
     adjusted = two_clocks("forward", "backward").adjusted(recompute=True)
     assert costs(adjusted, "backward") == {
-        1740: (300_000_000, 90 * 10**15),
-        1500: (360_000_000, 60 * 10**15),
+        1740: (300_000_000, 90 * ENERGY_UNITS_PER_J),
+        1500: (360_000_000, 60 * ENERGY_UNITS_PER_J),
     }
-    assert costs(adjusted, "forward")[1740] == (100_000_000, 30 * 10**15)
+    assert costs(adjusted, "forward")[1740] == (100_000_000, 30 * ENERGY_UNITS_PER_J)
     assert adjusted.adjustments == Adjustments(recompute=True)
     # It goes to the input half of a split backward.
     measured = two_clocks("forward", "backward_input", "backward_weight")
     adjusted = measured.adjusted(recompute=True)
-    assert costs(adjusted, "backward_input")[1740] == (300_000_000, 90 * 10**15)
+    assert costs(adjusted, "backward_input")[1740] == (300_000_000, 90 * ENERGY_UNITS_PER_J)
     assert costs(adjusted, "backward_weight") == costs(measured, "backward_weight")
     # What was measured of it is taken rather than the forward.
     adjusted = two_clocks("forward", "backward", "recompute").adjusted(recompute=True)
-    assert costs(adjusted, "backward")[1740] == (500_000_000, 150 * 10**15)
+    assert costs(adjusted, "backward")[1740] == (500_000_000, 150 * ENERGY_UNITS_PER_J)
 
 
 def test_only_clocks_that_both_tables_have_survive_a_sum_which_is_sorted() -> None:
     forward = rows_at(0, "forward", (1740, 0.1, 30.0), (1500, 0.12, 20.0))
     backward = rows_at(0, "backward", (1500, 0.3, 50.0), (1260, 0.4, 40.0))
     adjusted = Profile.from_rows(forward + backward).adjusted(recompute=True)
-    assert costs(adjusted, "backward") == {1500: (420_000_000, 70 * 10**15)}
+    assert costs(adjusted, "backward") == {1500: (420_000_000, 70 * ENERGY_UNITS_PER_J)}
     rows = rows_at(0, "forward", (1740, 0.5, 30.0), (1500, 0.1, 20.0))
     rows += rows_at(0, "backward", (1740, 0.1, 30.0), (1500, 0.2, 50.0))
     table = Profile.from_rows(rows).adjusted(recompute=True).table(0, "backward")
@@ -101,7 +102,7 @@ ALONE = [(0, name, 1740, 0.1, 30.0) for name in ("forward", "backward")]
 @pytest.mark.parametrize(
     ("rows", "measured", "words"),
     [
-        ([(*row[:3], 1.0, 2400.0) for row in ALONE], False, "forward together .* 4611"),
+        ([(*row[:3], 1.0, 24000.0) for row in ALONE], False, "forward together .* 46116"),
         ([*ALONE, (1, "forward", 1740, 0.1, 30.0), (1, "backward", 1500, 0.1, 30.0)], False,
          "stage 1: backward and forward have no frequency"),
         (ALONE, True, "includes recomputation already"),
@@ -131,7 +132,7 @@ def test_measured_parts_are_joined_for_a_schedule_with_whole_backwards() -> None
         trace_frontier(Pipeline("1f1b", 1, 2), profile)
     joined = profile.fitted(["forward", "backward"])
     assert joined.adjustments == Adjustments(joined_backward=True)
-    assert costs(joined, "backward")[1740] == (500_000_000, 150 * 10**15)
+    assert costs(joined, "backward")[1740] == (500_000_000, 150 * ENERGY_UNITS_PER_J)
     assert trace_frontier(Pipeline("1f1b", 1, 2), joined).min_time == pytest.approx(1.2)
 
 

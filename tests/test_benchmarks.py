@@ -41,10 +41,10 @@ def frontier(profile: Profile) -> Frontier:
 
 
 def test_min_cost_flow_at_the_waiting_power_costs_what_t_star_does(frontier: Frontier) -> None:
-    powers = frontier.blocking_power_uw
+    powers = frontier.blocking_power_10uw
     point = FlowPoint(build_network(frontier.pipeline, frontier.profile, powers), sum(powers))
     point.solve()
-    assert point.energy_fj() == frontier.lower_bound_fj(frontier.min_energy_time_ns)
+    assert point.energy_10fj() == frontier.lower_bound_10fj(frontier.min_energy_time_ns)
 
 
 def test_min_cost_flow_agrees_on_the_benchmarks_own_tables() -> None:

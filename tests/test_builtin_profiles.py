@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from envplan.profile import Profile, cost_curve
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -54,7 +55,7 @@ def test_the_list_of_measured_profiles_says_what_is_known() -> None:
 @pytest.mark.parametrize("model", ["bert-336m", "gpt-125m", "resnet-152", "megatron-1.3b"])
 def test_v100_valleys_are_near_the_middle_of_the_range(model: str) -> None:
     for table in Profile.builtin(f"v100-{model}-4stage").tables():
-        valley = table.frequency_mhz[np.argmin(table.energy_fj)]
+        valley = table.frequency_mhz[np.argmin(table.energy_10fj)]
         assert valley == pytest.approx((135 + 1530) / 2, rel=0.05)
 
 
@@ -77,10 +78,10 @@ def test_a_modelled_profile_is_what_it_claims_to_be(name: str) -> None:
         clocks = np.sort(table.frequency_mhz)
         assert len(table) >= (60 if name.startswith("a40") else 50)
         assert set(np.diff(clocks)) == ({7, 8} if name.startswith("v100") else {15})
-        valley = table.frequency_mhz[np.argmin(table.energy_fj)]
+        valley = table.frequency_mhz[np.argmin(table.energy_10fj)]
         assert clocks[0] < valley < clocks[-1]
-        curve = cost_curve(table, round(powers[table.stage] * 1e6))
-        assert len(curve.hull_slope_uw) >= 15
+        curve = cost_curve(table, round(powers[table.stage] * POWER_UNITS_PER_W))
+        assert len(curve.hull_slope_10uw) >= 15
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "gpt3-1.3b" in name])
@@ -111,16 +112,16 @@ def test_a40_is_near_the_points_of_the_zeus_documentation(
 ) -> None:
     table = Profile.builtin("a40-gpt3-1.3b-4stage").table(stage, instruction)
     row = table.frequency_mhz.tolist().index(mhz)
-    time_ns, energy_fj = table.time_ns[row], table.energy_fj[row]
+    time_ns, energy_10fj = table.time_ns[row], table.energy_10fj[row]
     assert time_ns / 1e9 == pytest.approx(seconds, rel=within[0])
-    assert energy_fj / 1e15 == pytest.approx(joules, rel=within[1])
+    assert energy_10fj / ENERGY_UNITS_PER_J == pytest.approx(joules, rel=within[1])
 
 
 def test_a100_saves_less_at_its_valleys_than_a40() -> None:
     def savings(name: str) -> float:
         tables = Profile.builtin(name).tables()
-        top = sum(int(table.energy_fj[table.max_frequency_option]) for table in tables)
-        return 1 - sum(int(table.energy_fj.min()) for table in tables) / top
+        top = sum(int(table.energy_10fj[table.max_frequency_option]) for table in tables)
+        return 1 - sum(int(table.energy_10fj.min()) for table in tables) / top
 
     assert 0.10 < savings("a100-gpt3-1.3b-4stage") < 0.17
     assert 0.18 < savings("a40-gpt3-1.3b-4stage") < 0.28

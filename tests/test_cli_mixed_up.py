@@ -79,3 +79,15 @@ def test_a_misspelled_key_is_named_with_the_nearest(
     (files / "keys.toml").write_text(text)
     name, *options = command.split()
     assert_refused(envplan(name, "keys.toml", *options), 2, *words.split(" | "))
+
+
+def test_a_sweep_does_not_write_over_a_profile_that_its_configuration_names(folder: Path) -> None:
+    small_profile(2).save_csv("profile.csv")
+    before = Path("profile.csv").read_bytes()
+    config = '[grid]\nprofiles = ["profile.csv"]\nmicrobatches = [2]\nslowdowns = [1]\n'
+    (folder / "sweep.toml").write_text(config)
+    for output in ("profile.csv", "sweep.toml"):
+        ran = envplan("sweep", "sweep.toml", "-o", output)
+        assert ran.code == 2, output
+    assert Path("profile.csv").read_bytes() == before
+    assert (folder / "sweep.toml").read_text() == config

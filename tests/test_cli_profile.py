@@ -15,6 +15,7 @@ from cli_helpers import COMMAND, assert_refused, done, envplan, refused, says
 from envplan import devices
 from envplan.profile import Profile
 from envplan.profiling.switch_latency import LatencySettings
+from envplan.units import POWER_UNITS_PER_W
 from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml, fake_nvml
 
 __all__ = ["fake_nvml"]
@@ -252,7 +253,7 @@ def test_a_measured_sweep_writes_a_profile_that_plans(fake_nvml: FakeNvml, folde
     assert sorted(profile.table(1, "backward").frequency_mhz.tolist()) == [210, 720, 1230, 1740]
     power = profile.table(0, "forward")
     at_top = power.max_frequency_option
-    watts = power.energy_fj[at_top] / power.time_ns[at_top] / 1e6
+    watts = power.energy_10fj[at_top] / power.time_ns[at_top] / POWER_UNITS_PER_W
     assert 100 < watts < 30_000  # of a card of 300 W; a busy machine stretches its short blocks
     assert profile.metadata.driver == "550.54.14"
     assert fake_nvml.locked() is None

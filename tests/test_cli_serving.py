@@ -261,6 +261,31 @@ def test_requests_longer_than_the_model_takes_or_memory_holds_are_named(tmp_path
     assert document["requests_unservable"] == 2
 
 
+def test_prefill_and_decode_apart_are_set_beside_both_together(tmp_path: Path) -> None:
+    lines = [
+        f"1,{mhz},{row},{mhz / 4 + watts}"
+        for mhz, slower in ((1000, 2), (2000, 1))
+        for row, watts in (
+            ("idle,0,0", 0), ("prefill,10,0.001", 200), (f"prefill,4000,{0.2 * slower}", 200),
+            ("decode,1,0.02", 100), ("decode,64,0.03", 200),
+        )
+    ]  # fmt: skip
+    write_profile(tmp_path / "without.csv", lines)
+    write_profile(tmp_path / "split.csv", lines, kv_bytes_per_token=1e5)
+    trace_of(tmp_path, "0,MM,300", "60,MM,300")
+    asked = ("--trace", "trace.csv", "--disaggregated", "--gpus", "20")
+    assert_refused(inside("simulate", "without.csv", *asked), 2, "kv_bytes_per_token")
+    ran = inside("simulate", "split.csv", *asked)
+    assert "together: " in ran.out
+    assert "% less than " in ran.out
+    document = answered("simulate", "split.csv", *asked)
+    assert "for prompts" in document["fleet"]
+    assert document["together"]["energy_j"] > 0
+    compared = answered("compare", "split.csv", *asked, "--policies", "envplan")
+    names = [policy["policy"] for policy in compared["policies"]]
+    assert names == ["envplan", "together", "disaggregated"]
+
+
 def test_an_error_of_lengths_goes_with_true_lengths(tmp_path: Path) -> None:
     trace_of(tmp_path, "0,SS,1", "60,SS,1")
     known = ("simulate", "--trace", "trace.csv", "--length-error", "30%")

@@ -22,7 +22,7 @@ from envplan.simulation.conditions import Conditions
 from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.frontier import LADDER
-from envplan.units import j_from_fj, s_from_ns
+from envplan.units import j_from_10fj, s_from_ns
 from plan_checks import until
 
 HEADER = "iteration,replica,slowdown\n"
@@ -168,10 +168,10 @@ def test_a_cluster_meets_what_one_pipeline_meets_and_every_run_is_an_iteration(
     runs = len(timeline.run_times_ns)
     assert [iteration.stragglers for iteration in report.iterations] == [0] * runs + [1] * runs
     without_straggler = report.iterations[:runs]
-    for iteration, time_ns, energy_fj in zip(
-        without_straggler, timeline.run_times_ns, timeline.run_energies_fj, strict=True
+    for iteration, time_ns, energy_10fj in zip(
+        without_straggler, timeline.run_times_ns, timeline.run_energies_10fj, strict=True
     ):
-        assert iteration.plan_energy_j == j_from_fj(energy_fj)
+        assert iteration.plan_energy_j == j_from_10fj(energy_10fj)
         if "sync_time" not in met:
             assert iteration.sync_time_s == s_from_ns(time_ns)
             assert iteration.energy_j == iteration.plan_energy_j

@@ -16,6 +16,7 @@ from envplan.enforce.apply import _ClockFitter, _ClockSetting
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.supported_clocks import stage_clocks
 from envplan.errors import InputError
+from envplan.units import ENERGY_UNITS_PER_J
 
 CLOCKS = (1740, 1500, 1260, 1020)
 
@@ -38,9 +39,9 @@ def two_configs(stages: int = 2, *, narrow_from_mhz: int = 0) -> Profile:
 def test_a_second_config_never_costs_energy_and_its_fastest_is_the_baseline() -> None:
     both = two_configs()
     rows = [
-        (table.stage, table.instruction, mhz, ns / 1e9, fj / 1e15)
+        (table.stage, table.instruction, mhz, ns / 1e9, energy_10fj / ENERGY_UNITS_PER_J)
         for table in both.tables()
-        for mhz, config, ns, fj in table.options()
+        for mhz, config, ns, energy_10fj in table.options()
         if config == "wide"
     ]
     pipeline = Pipeline("1f1b", 2, 6)

@@ -9,6 +9,7 @@ import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Pipeline, Profile, trace_frontier
+from envplan.units import ENERGY_UNITS_PER_J
 
 ALL = {"load": [0], "all_reduce": [0, 1], "optimizer": [0, 1]}
 
@@ -16,9 +17,9 @@ ALL = {"load": [0], "all_reduce": [0, 1], "optimizer": [0, 1]}
 def with_constant_rows(stages: int = 2, seconds: float = 0.02) -> Profile:
     """The small profile, loading on stage 0, an all-reduce and an optimizer step everywhere."""
     rows = [
-        (table.stage, table.instruction, mhz, ns / 1e9, fj / 1e15)
+        (table.stage, table.instruction, mhz, ns / 1e9, energy_10fj / ENERGY_UNITS_PER_J)
         for table in small_profile(stages, blocking=70.0).tables()
-        for mhz, _, ns, fj in table.options()
+        for mhz, _, ns, energy_10fj in table.options()
     ]
     rows.append((0, "load", 0, seconds, 90 * seconds))
     rows += [(stage, "all_reduce", 0, 2 * seconds, 100 * seconds) for stage in range(stages)]

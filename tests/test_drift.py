@@ -82,7 +82,7 @@ def test_rescaled_profile_has_the_measured_times_and_the_same_power(plan: Plan) 
     for (stage, instruction), factor in FACTORS.items():
         before, after = PROFILE.table(stage, instruction), refined.table(stage, instruction)
         assert after.time_ns.tolist() == pytest.approx((before.time_ns * factor).tolist(), abs=1)
-        powers = [t.energy_fj / t.time_ns for t in (before, after)]
+        powers = [t.energy_10fj / t.time_ns for t in (before, after)]
         assert powers[1].tolist() == pytest.approx(powers[0].tolist())
     assert refined.blocking_power_w == PROFILE.blocking_power_w
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,13 +14,14 @@ import pytest
 
 from cli_helpers import envplan, small_profile
 from envplan import Pipeline, Profile, trace_frontier
+from envplan.units import MAX_OPERATION_J
 
 Rows = list[tuple[str, float, float, float]]
 
 HEADER = "stage,instruction,frequency,time,energy\n"
 ONE: Rows = [("forward", 1000, 1, 10), ("backward", 1000, 2, 20)]
 PLANNED: dict[str, Rows] = {
-    "the shortest there are": [("forward", 1000, 1e-9, 1e-15), ("backward", 1000, 1e-9, 0)],
+    "the shortest there are": [("forward", 1000, 1e-9, 1e-14), ("backward", 1000, 1e-9, 0)],
     "without energy": [("forward", 1000, 1, 0), ("backward", 900, 1, 0)],
     "one option": ONE,
     "all equal": [(name, mhz, 1, 10) for name in ("forward", "backward") for mhz in (900, 1000)],
@@ -29,10 +31,16 @@ PLANNED: dict[str, Rows] = {
         for k, mhz in enumerate((1000, 900, 800))
     ],
 }
+#: More than 2**63 units of energy together.
+LARGEST = [("forward", 1000, 20, MAX_OPERATION_J), ("backward", 1000, 20, MAX_OPERATION_J)]
+
 REFUSED: dict[str, tuple[Rows, str]] = {
     "longer than can be": ([("forward", 1000, 1.1e9, 1), ONE[1]], "profile.csv:2, column time"),
     "shorter than can be": ([("forward", 1000, 9e-10, 1), ONE[1]], "profile.csv:2, column time"),
-    "more than can be": ([("forward", 1000, 1, 4612), ONE[1]], "profile.csv:2, column energy"),
+    "more than can be": (
+        [("forward", 1000, 1, MAX_OPERATION_J + 1), ONE[1]],
+        "profile.csv:2, column energy",
+    ),
     "a higher clock": ([("forward", 1e6 + 1, 1, 1), ONE[1]], "profile.csv:2, column frequency"),
     "waiting for too long": (
         [("forward", 1000, 1e9, 4.6e3), ("backward", 1000, 1e9, 4.6e3)],
@@ -81,11 +89,37 @@ def test_many_stages_are_planned_and_proved(stages: int, microbatches: int, tmp_
     assert envplan("check", "plan.json", cwd=tmp_path).code == 0
 
 
+def test_operations_of_the_largest_energy_are_planned_proved_and_replayed(tmp_path: Path) -> None:
+    slower = [(name, 900, 21.0, 0.9 * energy) for name, _, _, energy in LARGEST]
+    rows = [(stage, *row) for stage in range(4) for row in LARGEST + slower]
+    lines = [",".join(map(str, row)) for row in rows]
+    (tmp_path / "profile.csv").write_text("\n".join([HEADER.strip(), *lines]) + "\n")
+    latency = ["--switch-latency", "20ms"]
+    ran = envplan("solve", "-m", 16, "--slowdown", 3, *latency, "--dp", 64, "-q", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    for command in (["check", "plan.json"], ["simulate", "plan.json"], ["apply", "plan.json"]):
+        ran = envplan(*command, cwd=tmp_path)
+        assert ran.code == 0, ran.err
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    fastest_j = 4 * 32 * 64 * MAX_OPERATION_J
+    assert 0.9 * fastest_j < plan["predicted"]["energy_j"] < 1.2 * fastest_j
+
+
+def test_noise_beyond_the_largest_energy_is_one_line(tmp_path: Path) -> None:
+    written(tmp_path, LARGEST)
+    assert envplan("solve", "-m", 2, cwd=tmp_path).code == 0
+    noisy = ["--noise", 100, "--runs", 20]
+    ran = envplan("simulate", "plan.json", *noisy, cwd=tmp_path)
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert "kJ under noise" in ran.err
+
+
 def test_more_operations_than_can_be_are_refused_at_once(tmp_path: Path) -> None:
     small_profile(128, clocks=(1740, 780)).save_csv(tmp_path / "profile.csv")
-    ran = envplan("solve", "-m", 4097, cwd=tmp_path)
+    ran = envplan("solve", "-m", 8193, cwd=tmp_path)
     assert ran.code == 2
-    assert "make 1048832 operations; at most 1048576 are possible" in ran.err
+    assert "make 2097408 operations; at most 2097152 are possible" in ran.err
     assert ran.err.count("\n") == 1
 
 

@@ -11,6 +11,7 @@ import envplan
 from envplan import Frontier
 from envplan.check.plans import verify_plan
 from envplan.replay import Replay, Search
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W
 from strategies import frontiers
 
 
@@ -36,7 +37,11 @@ def test_the_search_counts_changes_as_the_replay_does(frontier: Frontier, seed: 
     replay = problem.replay(rows)
     assert replay.num_changes == changes_one_by_one(replay)
     search = Search(
-        problem, replay.starts_ns, replay.makespan_ns, price_uw=10**6, change_price_fj=10**15
+        problem,
+        replay.starts_ns,
+        replay.makespan_ns,
+        price_10uw=POWER_UNITS_PER_W,
+        change_price_10fj=ENERGY_UNITS_PER_J,
     )
     assert search.score(rows).changes == replay.num_changes
     found = search.improve(rows, 500, 1.0, seed % 7)

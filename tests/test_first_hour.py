@@ -23,7 +23,7 @@ def test_names_to_complete_are_those_of_users() -> None:
     plan = frontier.plan(slowdown=0.02)
     for shown in (plan, frontier, plan.job, plan.predicted):
         names = {name for name in dir(shown) if not name.startswith("_")}
-        assert not {name for name in names if name.endswith(("_ns", "_fj", "_uw"))}
+        assert not {name for name in names if name.endswith(("_ns", "_10fj", "_10uw"))}
         assert not names & set(dir(BaseModel))
         assert all(hasattr(shown, name) for name in names)
     assert {

@@ -16,7 +16,7 @@ from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.profile import Profile
 from envplan.replay.cores import use_cores
 from envplan.solve import Frontier, trace_frontier
-from envplan.units import uw_from_w
+from envplan.units import ENERGY_UNITS_PER_J, in_10uw
 from oracles import relaxed_cost_by_lp, relaxed_dual_by_min_cost_flow
 from schedule_oracles import dependency_graph, longest_path, orders_of
 from strategies import (
@@ -40,7 +40,7 @@ def built_in(stages: int, even: bool = False) -> Profile:
     profile = profile.adjusted(backward_input_share=0.5)
     return Profile.from_rows(
         [
-            (stage, name, mhz, time / 1e9, energy / 1e15)
+            (stage, name, mhz, time / 1e9, energy / ENERGY_UNITS_PER_J)
             for name in EVERY_INSTRUCTION
             for stage in range(stages)
             for mhz, _, time, energy in profile.table(1 if even else stage, name).options()
@@ -66,17 +66,17 @@ def drawn(name: str, data: st.DataObject, most: int) -> tuple[Pipeline, Profile]
 
 def assert_exact(pipeline: Pipeline, profile: Profile, power: float = POWER) -> Frontier:
     """The full frontier, which an LP and a flow prove at several times and slopes."""
-    powers = [uw_from_w(power)] * pipeline.num_stages
+    powers = [in_10uw(power)] * pipeline.num_stages
     network = build_network(pipeline, profile, powers)
     full = trace_frontier(pipeline, profile, blocking_power=power, full=True)
     span = full.max_time_ns - full.min_time_ns
     for part in PARTS:
         time_ns = full.min_time_ns + int(span * part)
         by_lp = pytest.approx(relaxed_cost_by_lp(network, time_ns), rel=1e-9, abs=1e6)
-        assert full.effective_bound_fj(time_ns) == by_lp
-    slopes = full.slopes_uw
+        assert full.effective_bound_10fj(time_ns) == by_lp
+    slopes = full.slopes_10uw
     for flow in sorted({1, sum(powers), *slopes[:: max(1, len(slopes) // 5)], max(slopes)}):
-        least = min(full.effective_bound_fj(t) + flow * t for t in full.times_ns.tolist())
+        least = min(full.effective_bound_10fj(t) + flow * t for t in full.times_ns.tolist())
         assert least == relaxed_dual_by_min_cost_flow(network, flow)
     return full
 
@@ -90,12 +90,12 @@ def assert_walks_agree(pipeline: Pipeline, profile: Profile, power: float = POWE
     known = full.times_ns <= full.min_energy_time_ns
     assert np.array_equal(quick.times_ns, full.times_ns[known])
     for time_ns in quick.times_ns[:: max(1, len(quick.times_ns) // 100)].tolist():
-        assert quick.lower_bound_fj(time_ns) == full.lower_bound_fj(time_ns)
+        assert quick.lower_bound_10fj(time_ns) == full.lower_bound_10fj(time_ns)
 
 
 def assert_same(one: Relaxation, other: Relaxation) -> None:
     assert np.array_equal(one.times_ns, other.times_ns)
-    assert one.slopes_uw[1:] == other.slopes_uw[1:]
+    assert one.slopes_10uw[1:] == other.slopes_10uw[1:]
     assert np.array_equal(one.energies, other.energies)
 
 
@@ -162,7 +162,7 @@ def test_pipeline_of_any_length_may_start_from_a_shorter_one(
 def test_walk_that_ends_at_a_deadline_is_there_as_the_whole_walk_is(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["1f1b", "gpipe", "interleaved", "even"]))
     pipeline, profile = drawn(name, data, 12)
-    network = build_network(pipeline, profile, [uw_from_w(POWER)] * pipeline.num_stages)
+    network = build_network(pipeline, profile, [in_10uw(POWER)] * pipeline.num_stages)
     whole, ended = network.solver().trace(), network.solver().trace()
     whole.extend()
     deadline_ns = data.draw(st.integers(whole.min_time, whole.max_time))
@@ -178,15 +178,15 @@ def test_slopes_around_a_breakpoint_do_not_depend_on_what_was_asked_before() -> 
     pipeline = Pipeline("1f1b", 4, 64)
     profile = Profile.builtin("a40-gpt3-1.3b-4stage")
     whole = Relaxation(pipeline, profile).walk()
-    slopes = dict(zip(whole.times_ns.tolist(), [None, *whole.slopes_uw[1:]], strict=True))
+    slopes = dict(zip(whole.times_ns.tolist(), [None, *whole.slopes_10uw[1:]], strict=True))
     breakpoints = whole.times_ns.tolist()
     for k in range(1, len(breakpoints) - 1, len(breakpoints) // 12):
         asked = Relaxation(pipeline, profile)
         asked.state_at(breakpoints[k])  # a trace begins there
-        assert asked.slope_uw(breakpoints[k] + 1) == slopes[breakpoints[k + 1]]
-        assert asked.slope_uw(breakpoints[k]) == slopes[breakpoints[k]]
+        assert asked.slope_10uw(breakpoints[k] + 1) == slopes[breakpoints[k + 1]]
+        assert asked.slope_10uw(breakpoints[k]) == slopes[breakpoints[k]]
         above = next(iter(asked.intervals_below(breakpoints[k] + 1)))
-        assert above.slope_uw == slopes[breakpoints[k + 1]]
+        assert above.slope_10uw == slopes[breakpoints[k + 1]]
 
 
 @pytest.mark.parametrize("even", [True, False])
@@ -217,7 +217,7 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
         assert single.min_time_ns == least
         assert single.min_energy_time_ns == least + span
         events, flows = single.state_at(deadline_ns)
-        assert single.lower_bound_fj(deadline_ns) == frontier.lower_bound_fj(deadline_ns)
+        assert single.lower_bound_10fj(deadline_ns) == frontier.lower_bound_10fj(deadline_ns)
         assert np.array_equal(events, frontier.state_at(deadline_ns)[0])
         assert (flows >= 0).all()
         balance = np.zeros(single.network.num_nodes, np.int64)
@@ -226,7 +226,7 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
         assert not balance[:-2].any()
         k = int(np.searchsorted(frontier.times_ns, deadline_ns))
         if frontier.times_ns[k] != deadline_ns:  # between two breakpoints there is one slope
-            assert balance[-1] == frontier.slopes_uw[k]
+            assert balance[-1] == frontier.slopes_10uw[k]
         assert_same(single, frontier)
 
     monkeypatch.setattr(tracer, "OPERATIONS_PER_PIECE", len(pipeline.operations) // 3)

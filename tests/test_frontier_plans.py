@@ -20,9 +20,9 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
-from envplan.request.limits.average_power import least_average_uw
+from envplan.request.limits.average_power import least_average_10uw
 from envplan.solve import Frontier, trace_frontier
-from envplan.units import ns_from_s_floor, w_from_uw
+from envplan.units import POWER_UNITS_PER_W, ns_from_s_floor, w_from_10uw
 from strategies import EVERY_INSTRUCTION, noisy, profiles
 
 
@@ -57,12 +57,12 @@ def test_a_cap_on_one_stage_is_refused_only_where_no_choice_of_all_keeps_it(
     problem = frontier.problem
     sizes = [len(problem.tables[number]) for number in problem.table.tolist()]
     replays = [problem.replay(np.array(rows, np.int32)) for rows in product(*map(range, sizes))]
-    powers = [replay.energy_fj / replay.makespan_ns / 1e6 for replay in replays]
-    assert w_from_uw(least_average_uw(frontier)) <= min(powers) * (1 + 1e-9)
+    powers = [replay.energy_10fj / replay.makespan_ns / POWER_UNITS_PER_W for replay in replays]
+    assert w_from_10uw(least_average_10uw(frontier)) <= min(powers) * (1 + 1e-9)
     cap = min(powers) + share * (max(powers) - min(powers))
     try:
-        # Powers are whole uW.
-        assert frontier.plan(power_cap=cap).average_power <= cap + 1e-6
+        # Powers are whole 10 uW.
+        assert frontier.plan(power_cap=cap).average_power <= cap + 1 / POWER_UNITS_PER_W
     except NoAnswerError:
         assert min(powers) >= cap * (1 - 1e-9)
 

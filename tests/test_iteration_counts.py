@@ -17,7 +17,7 @@ from envplan.runtime import Shim
 from envplan.runtime.iteration_counts import IterationCounts
 from envplan.runtime.plan_follower import StepOutcome
 from envplan.runtime.runlog import iterations_of_plan, read_run_log
-from fake_nvml import FakeNvml, fake_nvml
+from fake_nvml import FakeNvml, fake_nvml, wait_for
 from shim_helpers import frequency_plan
 
 __all__ = ["fake_nvml"]
@@ -48,6 +48,8 @@ def test_the_iterations_of_a_killed_run_are_told_by_the_next_one(
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ran\n"
+    log = tmp_path / "run.jsonl"
+    wait_for(lambda: '"start"' in log.read_text())  # a thread writes it
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     with Shim(tmp_path / "run.freqplan.json", rank=0, world_size=1) as shim:

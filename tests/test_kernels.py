@@ -17,6 +17,7 @@ from envplan.profiling.kernels import Attention, ElementWise, ExpertProducts, Ke
 from envplan.profiling.modelled import modelled_profile
 from envplan.profiling.models import PRESETS
 from envplan.profiling.training_job import TrainingJob
+from envplan.units import POWER_UNITS_PER_W
 
 MEASURED = Path(__file__).parents[2] / "shared" / "data" / "kernels"
 
@@ -108,7 +109,9 @@ def test_a_layer_of_llama_takes_what_its_kernels_take(
     option = profile.table(5, "forward").options()[0]  # a layer without embedding and head
     # Element-wise kernels add 5 to 10%.
     assert 1.05 * kernels_ms * 0.9 < option.time_ns / 1e6 < 1.10 * kernels_ms * 1.1
-    assert option.energy_fj / option.time_ns / 1e6 == pytest.approx(power_w, rel=0.08)
+    assert option.energy_10fj / option.time_ns / POWER_UNITS_PER_W == pytest.approx(
+        power_w, rel=0.08
+    )
 
 
 def test_a_modelled_profile_says_how_far_off_it_may_be() -> None:

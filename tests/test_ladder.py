@@ -102,15 +102,15 @@ def test_a_large_pipeline_is_traced_only_in_part_and_its_bound_holds(
 ) -> None:
     star, slowest = frontier.min_energy_time_ns, frontier.slowest_time_ns
     time_ns = star + round(part * (slowest - star))
-    exact = frontier.waiting_bound_fj(time_ns)
+    exact = frontier.waiting_bound_10fj(time_ns)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relaxation, "MAX_OPERATIONS_FROM_T_MAX", 0)
         large = Frontier(  # traced by nobody before
             frontier.pipeline, frontier.profile, blocking_power=frontier.blocking_power_w[0]
         )
-        assert large.waiting_bound_fj(time_ns) <= exact
+        assert large.waiting_bound_10fj(time_ns) <= exact
         if time_ns <= large.beyond.max_time_ns or time_ns >= slowest:
-            assert large.waiting_bound_fj(time_ns) == exact
+            assert large.waiting_bound_10fj(time_ns) == exact
         straggler = s_from_ns(time_ns)
         plan = large.plan(sync_time=straggler)
     assert plan.iteration_time <= straggler
@@ -162,11 +162,11 @@ def test_large_pipeline_is_planned_between_what_was_traced(monkeypatch: pytest.M
     for part in (0.1, 0.5, 0.9):
         time_ns = traced + round(part * (slowest - traced))
         straggler = s_from_ns(time_ns)
-        assert large.waiting_bound_fj(time_ns) <= exact.waiting_bound_fj(time_ns)
+        assert large.waiting_bound_10fj(time_ns) <= exact.waiting_bound_10fj(time_ns)
         plan = large.plan(sync_time=straggler)
         assert traced < plan.iteration_time * 1e9 <= time_ns
         assert until(plan, straggler) <= 1.004 * bound_until(large, straggler)
-    assert large.waiting_bound_fj(2 * slowest) == exact.waiting_bound_fj(2 * slowest)
+    assert large.waiting_bound_10fj(2 * slowest) == exact.waiting_bound_10fj(2 * slowest)
 
 
 def test_ladder_keeps_only_what_saves_where_there_is_time(frontier: Frontier) -> None:

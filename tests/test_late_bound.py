@@ -20,11 +20,12 @@ from envplan.solve.late_bound import (
     ClockLimits,
     FlowPrices,
     cheapest_stage_paths,
-    late_clock_bound_fj,
-    late_waiting_bound_fj,
+    late_clock_bound_10fj,
+    late_waiting_bound_10fj,
 )
 from envplan.solve.raised_prices import raised_prices
 from envplan.solve.stage_path_starts import stage_path_starts
+from envplan.units import ENERGY_UNITS_PER_J
 
 _MS = 10**6
 _HELD = ClockLimits(Machine(), 300 * _MS)
@@ -62,10 +63,10 @@ def test_raised_prices_give_a_higher_bound(frontier: Frontier, clocks: ClockLimi
     deadline_ns = round(frontier.min_time_ns * 1.01)
     prices = raised_prices(frontier, deadline_ns, clocks)
     assert prices is not None
-    relaxed_fj = late_clock_bound_fj(frontier, deadline_ns, clocks)
-    flow = FlowPrices.of_arcs(frontier.pipeline, prices.arcs_uw(frontier.pipeline))
-    raised_fj = late_clock_bound_fj(frontier, deadline_ns, clocks, flow)
-    assert raised_fj > relaxed_fj * 1.0005
+    relaxed_10fj = late_clock_bound_10fj(frontier, deadline_ns, clocks)
+    flow = FlowPrices.of_arcs(frontier.pipeline, prices.arcs_10uw(frontier.pipeline))
+    raised_10fj = late_clock_bound_10fj(frontier, deadline_ns, clocks, flow)
+    assert raised_10fj > relaxed_10fj * 1.0005
 
 
 def test_prices_of_a_short_pipeline_hold_for_a_long_one() -> None:
@@ -78,9 +79,9 @@ def test_prices_of_a_short_pipeline_hold_for_a_long_one() -> None:
         deadline_ns = round(frontier.min_time_ns * 1.01)
         prices = raised_prices(frontier, deadline_ns, clocks)
         assert prices is not None
-        relaxed_fj = late_clock_bound_fj(frontier, deadline_ns, clocks)
-        flow = FlowPrices.of_arcs(pipeline, prices.arcs_uw(pipeline))
-        assert late_clock_bound_fj(frontier, deadline_ns, clocks, flow) > relaxed_fj
+        relaxed_10fj = late_clock_bound_10fj(frontier, deadline_ns, clocks)
+        flow = FlowPrices.of_arcs(pipeline, prices.arcs_10uw(pipeline))
+        assert late_clock_bound_10fj(frontier, deadline_ns, clocks, flow) > relaxed_10fj
         sizes.append(len(prices.prices_uw) * len(prices.prices_uw[0]))
     assert sizes[0] == sizes[1]
 
@@ -93,16 +94,16 @@ def test_any_prices_give_a_bound_below_every_plan(data: st.DataObject) -> None:
     pipeline = envplan.Pipeline("1f1b", 4, 4)
     frontier = envplan.trace_frontier(pipeline, profile)
     clocks = ClockLimits(Machine.of(data.draw(st.sampled_from([0, 10, 40])) * _MS, "start"))
-    top_uw = data.draw(st.sampled_from([10**6, 10**8, 10**9]))
+    top_10uw = data.draw(st.sampled_from([10**6, 10**8, 10**9]))
     seed = data.draw(st.integers(0, 10**6))
     rng = np.random.default_rng(seed)
-    arcs_uw = rng.integers(0, top_uw, len(pipeline.succ))
-    prices = FlowPrices.of_arcs(pipeline, arcs_uw)
+    arcs_10uw = rng.integers(0, top_10uw, len(pipeline.succ))
+    prices = FlowPrices.of_arcs(pipeline, arcs_10uw)
     num_rows = np.array([len(table) for table in frontier.problem.tables])[frontier.problem.table]
     rows = rng.integers(0, num_rows).astype(np.int32)
     replay = frontier.problem.replay(rows, clocks.machine)
-    bound_fj = late_clock_bound_fj(frontier, replay.makespan_ns, clocks, prices)
-    assert bound_fj <= replay.energy_fj
+    bound_10fj = late_clock_bound_10fj(frontier, replay.makespan_ns, clocks, prices)
+    assert bound_10fj <= replay.energy_10fj
 
 
 def test_with_clocks_at_once_the_bound_is_the_relaxed_one(frontier: Frontier) -> None:
@@ -119,7 +120,10 @@ def test_until_a_straggler_has_finished_the_bound_knows_late_clocks_too(
     until = plan.predicted.until_straggler
     assert until is not None
     straggler_ns = round(straggler_s * 1e9)
-    assert until.energy_lower_bound_j > frontier.waiting_bound_fj(straggler_ns) * 1e-15 * 1.0005
+    assert (
+        until.energy_lower_bound_j
+        > frontier.waiting_bound_10fj(straggler_ns) / ENERGY_UNITS_PER_J * 1.0005
+    )
     verify_plan(Plan.from_document(json.loads(plan.to_json())), frontier.profile)
 
 
@@ -138,50 +142,50 @@ def test_check_refuses_a_bound_that_late_clocks_do_not_have(folder: Path) -> Non
     refused("check plan.json", "does not have one row for each kind of precedence")
 
 
-def _grow(bounds_fj: list[int]) -> bool:
+def _grow(bounds_10fj: list[int]) -> bool:
     """Whether bounds do not fall, but by what they allow for rounding."""
-    return all(before <= after * (1 + 1e-9) for before, after in pairwise(bounds_fj))
+    return all(before <= after * (1 + 1e-9) for before, after in pairwise(bounds_10fj))
 
 
 @pytest.mark.parametrize("percent", [0, 1, 10])
 def test_bound_grows_with_the_dwell(frontier: Frontier, percent: int) -> None:
     deadline_ns = round(frontier.min_time_ns * (1 + percent / 100))
-    bounds_fj = []
+    bounds_10fj = []
     for dwell_ms in (0, 20, 50, 100, 200, 300, 1000):
         clocks = ClockLimits(Machine(), dwell_ms * _MS)
-        bounds_fj.append(late_clock_bound_fj(frontier, deadline_ns, clocks))
-    assert _grow(bounds_fj)
+        bounds_10fj.append(late_clock_bound_10fj(frontier, deadline_ns, clocks))
+    assert _grow(bounds_10fj)
 
 
 @pytest.mark.parametrize("ask", ["ahead", "start"])
 def test_bound_grows_with_the_latency(frontier: Frontier, ask: Literal["ahead", "start"]) -> None:
     deadline_ns = round(frontier.min_time_ns * 1.01)
-    bounds_fj = []
+    bounds_10fj = []
     for latency_ms in (0, 1, 2, 5, 10, 15, 20, 25):
         clocks = ClockLimits(Machine.of(latency_ms * _MS, ask))
-        bounds_fj.append(late_clock_bound_fj(frontier, deadline_ns, clocks))
-    assert _grow(bounds_fj)
+        bounds_10fj.append(late_clock_bound_10fj(frontier, deadline_ns, clocks))
+    assert _grow(bounds_10fj)
 
 
 def test_at_the_same_prices_the_bound_grows_with_the_dwell(frontier: Frontier) -> None:
     deadline_ns = round(frontier.min_time_ns * 1.01)
     prices = raised_prices(frontier, deadline_ns, _HELD)
     assert prices is not None
-    flow = FlowPrices.of_arcs(frontier.pipeline, prices.arcs_uw(frontier.pipeline))
+    flow = FlowPrices.of_arcs(frontier.pipeline, prices.arcs_10uw(frontier.pipeline))
     clocks = [ClockLimits(Machine(), ms * _MS) for ms in (0, 50, 100, 200, 300, 400)]
-    assert _grow([late_clock_bound_fj(frontier, deadline_ns, c, flow) for c in clocks])
+    assert _grow([late_clock_bound_10fj(frontier, deadline_ns, c, flow) for c in clocks])
 
 
 def test_bound_knows_deadlines_beyond_t_star(frontier: Frontier) -> None:
     """Nothing forces a plan to use more time than it needs, so the bound stays."""
     clocks = ClockLimits(Machine(), 300 * _MS)
     star_ns = frontier.min_energy_time_ns
-    at_star_fj = late_clock_bound_fj(frontier, star_ns, clocks)
-    assert at_star_fj > frontier.lower_bound_fj(star_ns) * 1.0001
-    later_fj = late_clock_bound_fj(frontier, 2 * star_ns, clocks)
-    assert later_fj == pytest.approx(at_star_fj, rel=1e-6)
-    waiting_fj = late_waiting_bound_fj(frontier, round(1.05 * star_ns), clocks)
-    assert waiting_fj > frontier.waiting_bound_fj(round(1.05 * star_ns))
+    at_star_10fj = late_clock_bound_10fj(frontier, star_ns, clocks)
+    assert at_star_10fj > frontier.lower_bound_10fj(star_ns) * 1.0001
+    later_10fj = late_clock_bound_10fj(frontier, 2 * star_ns, clocks)
+    assert later_10fj == pytest.approx(at_star_10fj, rel=1e-6)
+    waiting_10fj = late_waiting_bound_10fj(frontier, round(1.05 * star_ns), clocks)
+    assert waiting_10fj > frontier.waiting_bound_10fj(round(1.05 * star_ns))
 
 
 @pytest.mark.parametrize("clocks", [_HELD, _LATE], ids=["held", "late"])

@@ -17,8 +17,8 @@ from envplan.replay import Ask, Machine
 from envplan.solve.late_bound import (
     ClockLimits,
     FlowPrices,
-    late_clock_bound_fj,
-    late_waiting_bound_fj,
+    late_clock_bound_10fj,
+    late_waiting_bound_10fj,
 )
 from envplan.solve.raised_prices import raised_prices
 
@@ -32,7 +32,7 @@ class Choice:
     """What the replay of one choice takes, and whether it holds its clocks."""
 
     makespan_ns: int
-    energy_fj: int
+    energy_10fj: int
     holds: bool
 
 
@@ -56,7 +56,7 @@ def _frontier(rng: np.random.Generator, shape: tuple[int, int, int]) -> Frontier
 def _all_choices(frontier: Frontier, clocks: ClockLimits) -> list[Choice]:
     pipeline, problem = frontier.pipeline, frontier.problem
     stage = [operation.stage for operation in pipeline.operations]
-    powers_uw = list(frontier.blocking_power_uw)
+    powers_10uw = list(frontier.blocking_power_10uw)
     counts = [len(problem.tables[table]) for table in problem.table.tolist()]
     choices = []
     for rows in product(*map(range, counts)):
@@ -67,8 +67,8 @@ def _all_choices(frontier: Frontier, clocks: ClockLimits) -> list[Choice]:
         missing = oracle.hold_shortages(
             pipeline, replayed.requests, makespan_ns, clocks.min_dwell_ns
         )
-        energy_fj = oracle.energy_fj(replayed.parts, stage, powers_uw, makespan_ns)
-        choices.append(Choice(makespan_ns, energy_fj, not any(missing)))
+        energy_10fj = oracle.energy_10fj(replayed.parts, stage, powers_10uw, makespan_ns)
+        choices.append(Choice(makespan_ns, energy_10fj, not any(missing)))
     return choices
 
 
@@ -93,15 +93,15 @@ def test_no_choice_there_is_uses_less_than_the_bound(
         for choice in _all_choices(frontier, clocks)
         if choice.holds and choice.makespan_ns <= deadline_ns
     ]
-    least_fj = min((choice.energy_fj for choice in in_time), default=math.inf)
-    assert late_clock_bound_fj(frontier, deadline_ns, clocks) <= least_fj
+    least_10fj = min((choice.energy_10fj for choice in in_time), default=math.inf)
+    assert late_clock_bound_10fj(frontier, deadline_ns, clocks) <= least_10fj
     raised = raised_prices(frontier, deadline_ns, clocks)
     if raised is not None:
-        prices = FlowPrices.of_arcs(frontier.pipeline, raised.arcs_uw(frontier.pipeline))
-        assert late_clock_bound_fj(frontier, deadline_ns, clocks, prices) <= least_fj
-    waiting_uw = sum(frontier.blocking_power_uw)
-    least_until_fj = min(
-        (c.energy_fj + waiting_uw * (deadline_ns - c.makespan_ns) for c in in_time),
+        prices = FlowPrices.of_arcs(frontier.pipeline, raised.arcs_10uw(frontier.pipeline))
+        assert late_clock_bound_10fj(frontier, deadline_ns, clocks, prices) <= least_10fj
+    waiting_10uw = sum(frontier.blocking_power_10uw)
+    least_until_10fj = min(
+        (c.energy_10fj + waiting_10uw * (deadline_ns - c.makespan_ns) for c in in_time),
         default=math.inf,
     )
-    assert late_waiting_bound_fj(frontier, deadline_ns, clocks) <= least_until_fj
+    assert late_waiting_bound_10fj(frontier, deadline_ns, clocks) <= least_until_10fj

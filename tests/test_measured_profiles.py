@@ -22,6 +22,7 @@ from cli_helpers import envplan
 from envplan import Pipeline, Plan, Profile, builtin_profiles, trace_frontier
 from envplan.plan.build import beyond_raw_rows
 from envplan.profile.smoothing import jumps, smooth_curve, wrong_steps
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 WORKLOAD_PROFILES = [profile_name(workload) for workload in WORKLOADS.values()]
@@ -76,10 +77,10 @@ def test_rows_have_the_shape_of_physics_and_are_close_to_the_operations_measured
         table = profile.table(stage, instruction)
         rising = np.argsort(table.frequency_mhz)
         clocks, time = table.frequency_mhz[rising], table.time_ns[rising]
-        power = table.energy_fj[rising] / time
+        power = table.energy_10fj[rising] / time
         assert np.all(np.diff(time) <= 0)
         assert np.all(np.diff(power) >= -1e-6 * power[1:])
-        assert np.all(power > 83.64 * 1e6)
+        assert np.all(power > 83.64 * POWER_UNITS_PER_W)
         mine = (runs.stage == stage) & (runs.backward == (instruction == "backward"))
         predicted[:, mine] = time[np.searchsorted(clocks, runs.frequency_mhz[:, mine])] * 1e-9
     ratio = predicted[runs.planned].sum(1) / runs.time_s[runs.planned].sum(1)
@@ -125,7 +126,10 @@ def _at_the_highest_clock(profile: Profile, count: int) -> tuple[float, float]:
     tables = [profile.table(op.stage, op.instruction) for op in pipeline.operations]
     rows = [table.max_frequency_option for table in tables]
     time = np.array([table.time_ns[row] for table, row in zip(tables, rows, strict=True)])
-    energy = sum(int(table.energy_fj[row]) for table, row in zip(tables, rows, strict=True)) * 1e-15
+    energy = (
+        sum(int(table.energy_10fj[row]) for table, row in zip(tables, rows, strict=True))
+        / ENERGY_UNITS_PER_J
+    )
     makespan = pipeline.earliest_starts(time)[1]
     assert profile.blocking_power_w is not None
     waiting = profile.num_stages * makespan - int(time.sum())
@@ -403,7 +407,10 @@ def test_rows_below_a_jump_go_on_from_those_above_at_their_own_power(
     rising = [np.argsort(table.frequency_mhz) for table in tables]
     clocks = tables[0].frequency_mhz[rising[0]]
     times, smooth = (t.time_ns[r] * 1e-9 for t, r in zip(tables, rising, strict=True))
-    powers = [t.energy_fj[r] / t.time_ns[r] * 1e-6 for t, r in zip(tables, rising, strict=True)]
+    powers = [
+        t.energy_10fj[r] / t.time_ns[r] / POWER_UNITS_PER_W
+        for t, r in zip(tables, rising, strict=True)
+    ]
     assert [clocks[k] for k in jumps(times)] == [below]
     assert Profile.builtin(name).jumps == {instruction: below}
     under = clocks <= below

@@ -22,7 +22,7 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.profile import ProfileMetadata
 from envplan.request import Request
 from envplan.simulation.replicas import plan_replicas, replay_replicas
-from envplan.units import fj_from_j, ns_from_s
+from envplan.units import in_10fj, ns_from_s
 from strategies import falling_profiles, slower
 
 A40, A100 = "NVIDIA A40", "NVIDIA A100-SXM4-80GB"
@@ -166,8 +166,8 @@ def test_unlike_replicas_end_together_at_a_certified_energy(
     assert planned.energy_lower_bound <= planned.energy * (1 + 1e-12)
     pairs = list(zip(planned.plans, profiles, strict=True))
     assert all(verify_plan(plan, profile) for plan, profile in pairs)
-    replayed = [simulate(*pair, sync_time=planned.sync_time).energy_fj for pair in pairs]
-    assert sum(replayed) == pytest.approx(fj_from_j(planned.energy), rel=1e-12)
+    replayed = [simulate(*pair, sync_time=planned.sync_time).energy_10fj for pair in pairs]
+    assert sum(replayed) == pytest.approx(in_10fj(planned.energy), rel=1e-12)
     again = replay_replicas(pairs)
     assert (again.sync_time, again.energy) == (planned.sync_time, planned.energy)
 

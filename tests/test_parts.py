@@ -39,18 +39,19 @@ from envplan.request import Request
 from envplan.simulation.iteration import simulate
 from envplan.simulation.replicas import plan_replicas
 from envplan.solve import trace_frontier
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W
 
 CLOCKS = (900, 1200, 1500)
 EXACT = ByParts(within=0.0)
-WAITING = st.sampled_from([0, 1, 3])  # uW
+WAITING = st.sampled_from([0, 1, 3])  # 10 uW
 
 
-def late(within: float, waiting_uw: int, latency_ns: int, hold_ns: int = 0) -> ByParts:
+def late(within: float, waiting_10uw: int, latency_ns: int, hold_ns: int = 0) -> ByParts:
     return ByParts(
         within=within,
         switch_latency_s=latency_ns / 1e9,
         min_hold_s=hold_ns / 1e9,
-        blocking_power_w=waiting_uw / 1e6,
+        blocking_power_w=waiting_10uw / POWER_UNITS_PER_W,
     )
 
 
@@ -73,8 +74,8 @@ def made_of_parts(draw: st.DrawFn, most_parts: int = 4, with_configs: bool = Tru
 
 
 def rows_of(parts: PartCosts, p: int) -> list[tuple[int, int, int]]:
-    """MHz, ns and fJ of a part's rows; of one that is the same at every clock only one."""
-    columns = (parts.frequency_mhz, parts.time_ns[:, p], parts.energy_fj[:, p])
+    """MHz, ns and 10 fJ of a part's rows; of one that is the same at every clock only one."""
+    columns = (parts.frequency_mhz, parts.time_ns[:, p], parts.energy_10fj[:, p])
     rows = list(zip(*(each.tolist() for each in columns), strict=True))
     return rows if parts.follows_clock[p] else [(0, *rows[0][1:])]
 
@@ -87,8 +88,8 @@ def pareto(points: set[tuple[int, int]]) -> list[tuple[int, int]]:
     return kept
 
 
-def best(table: OptionTable, waiting_uw: int = 0) -> list[tuple[int, int]]:
-    return pareto({(t, e - waiting_uw * t) for _, _, t, e in table.options()})
+def best(table: OptionTable, waiting_10uw: int = 0) -> list[tuple[int, int]]:
+    return pareto({(t, e - waiting_10uw * t) for _, _, t, e in table.options()})
 
 
 def all_choices(parts: PartCosts, latency: int, hold: int) -> set[tuple[int, int]]:
@@ -110,28 +111,28 @@ def all_choices(parts: PartCosts, latency: int, hold: int) -> set[tuple[int, int
 
 @given(made_of_parts(), st.just(0) | st.integers(0, 30), st.just(0) | st.integers(0, 60), WAITING)
 def test_options_are_what_trying_all_choices_finds(
-    parts: PartCosts, latency: int, hold: int, waiting_uw: int
+    parts: PartCosts, latency: int, hold: int, waiting_10uw: int
 ) -> None:
-    how = late(0.0, waiting_uw, latency, hold)
+    how = late(0.0, waiting_10uw, latency, hold)
     table = compose_options(0, "forward", parts, how)
-    found = {(t, e - waiting_uw * t) for t, e in all_choices(parts, latency, hold)}
-    assert best(table, waiting_uw) == pareto(found)
+    found = {(t, e - waiting_10uw * t) for t, e in all_choices(parts, latency, hold)}
+    assert best(table, waiting_10uw) == pareto(found)
 
 
 @given(made_of_parts(), st.integers(0, 30), st.sampled_from([0.01, 0.1, 0.5]), WAITING)
 def test_what_is_left_out_saves_little_and_the_hull_stays(
-    parts: PartCosts, latency: int, within: float, waiting_uw: int
+    parts: PartCosts, latency: int, within: float, waiting_10uw: int
 ) -> None:
-    every = compose_options(0, "forward", parts, late(0.0, waiting_uw, latency))
-    some = compose_options(0, "forward", parts, late(within, waiting_uw, latency))
-    slack = within * int(parts.energy_fj.min(axis=0).sum())
-    for time, cost in best(every, waiting_uw):
-        assert any(t <= time and c <= cost + slack for t, c in best(some, waiting_uw))
-    for power in range(waiting_uw + 1):
+    every = compose_options(0, "forward", parts, late(0.0, waiting_10uw, latency))
+    some = compose_options(0, "forward", parts, late(within, waiting_10uw, latency))
+    slack = within * int(parts.energy_10fj.min(axis=0).sum())
+    for time, cost in best(every, waiting_10uw):
+        assert any(t <= time and c <= cost + slack for t, c in best(some, waiting_10uw))
+    for power in range(waiting_10uw + 1):
         one, other = cost_curve(every, power), cost_curve(some, power)
         assert one.hull_time_ns.tolist() == other.hull_time_ns.tolist()
-        assert one.hull_slope_uw.tolist() == other.hull_slope_uw.tolist()
-        assert one.base_cost_fj == other.base_cost_fj
+        assert one.hull_slope_10uw.tolist() == other.hull_slope_10uw.tolist()
+        assert one.base_cost_10fj == other.base_cost_10fj
 
 
 @given(made_of_parts(), st.integers(0, 50))
@@ -172,7 +173,7 @@ def test_what_a_late_clock_leaves_of_a_part_is_rounded_half_up() -> None:
     }
     table = compose_options(0, "forward", PartCosts.from_rows("", rows), EXACT)
     row = list(table.config).index("@a=1500 @b=900")
-    # A ns of b at 1500 MHz, half of its 3 fJ; then half of what it does at 900 MHz, 0.5 fJ.
+    # A ns of b at 1500 MHz, half of its 3 10 fJ; then half of what it does at 900 MHz, 0.5 10 fJ.
     late = [piece[1:] for piece in part_runs(table, row, 1)]
     assert late == [(1500, 3, 9), (1500, 1, 2), (900, 2, 1)]
 
@@ -224,7 +225,7 @@ def test_the_frontier_is_that_of_parts_as_operations_of_their_own(data: st.DataO
     for (stage, name), parts in tables.items():
         for p, part in enumerate(parts.names):
             for mhz, time, energy in rows_of(parts, p):
-                row = (mhz, time / 1e9, energy / 1e15)
+                row = (mhz, time / 1e9, energy / ENERGY_UNITS_PER_J)
                 by_operation.append((stage, name, *row, part))
                 by_part.append((stage, f"{name}{p}", *row))
                 by_part.append((1 - stage, f"{name}{p}", 1, 1.0, 1.0))
@@ -240,14 +241,16 @@ def test_the_frontier_is_that_of_parts_as_operations_of_their_own(data: st.DataO
     by_part += [(stage, name, 0, 1.0, 1.0) for stage, name in tables]
     unique = list({row[:3]: row for row in reversed(by_part)}.values())
     dag = Pipeline.from_dag({"schema": "envplan/dag/v1", "operations": operations})
-    plain = trace_frontier(dag, Profile.from_rows(unique), blocking_power=1e-6)
-    how = ByParts(within=0.0, blocking_power_w=1e-6)
+    plain = trace_frontier(dag, Profile.from_rows(unique), blocking_power=1 / POWER_UNITS_PER_W)
+    how = ByParts(within=0.0, blocking_power_w=1 / POWER_UNITS_PER_W)
     composed = Profile.from_rows(by_operation, columns=columns).adjusted(by_parts=how)
-    frontier = trace_frontier(Pipeline("1f1b", 2, 2), composed, blocking_power=1e-6)
+    frontier = trace_frontier(
+        Pipeline("1f1b", 2, 2), composed, blocking_power=1 / POWER_UNITS_PER_W
+    )
     assert frontier.min_time_ns == plain.min_time_ns
     assert frontier.min_energy_time_ns == plain.min_energy_time_ns
     for time in range(frontier.min_time_ns, frontier.min_energy_time_ns + 1):
-        assert frontier.lower_bound_fj(time) == plain.lower_bound_fj(time)
+        assert frontier.lower_bound_10fj(time) == plain.lower_bound_10fj(time)
 
 
 def test_parts_save_where_one_clock_cannot_and_plans_prove_it() -> None:
@@ -345,20 +348,20 @@ def test_a_cap_on_the_peak_counts_what_parts_draw() -> None:
         for i, run in enumerate(timeline.operations):
             of = [each for each in timeline.slices if each.operation == i]
             stage, begin = run.stage, of[0].start_ns
-            taken = [(s.finish_ns - s.start_ns, s.energy_fj) for s in of]
+            taken = [(s.finish_ns - s.start_ns, s.energy_10fj) for s in of]
             if not parse_clock_requests(run.config):
                 parts = profile.measured_costs[stage, run.instruction]
                 row = parts.settings.index((run.frequency_mhz, ""))
-                taken = list(zip(parts.time_ns[row], parts.energy_fj[row], strict=True))
+                taken = list(zip(parts.time_ns[row], parts.energy_10fj[row], strict=True))
             for time, energy in taken:
-                spans.append((stage, begin, begin + time, energy / time / 1e6 - 70))
+                spans.append((stage, begin, begin + time, energy / time / POWER_UNITS_PER_W - 70))
                 begin += time
         peak = max(
             140 + sum(watts for _, begin, end, watts in spans if begin <= at < end)
             for _, at, _, _ in spans
         )
         assert peak <= cap
-        assert timeline.replay.peak_uw == pytest.approx(peak * 1e6, abs=2)
+        assert timeline.replay.peak_10uw == pytest.approx(peak * POWER_UNITS_PER_W, abs=2)
 
 
 @pytest.fixture

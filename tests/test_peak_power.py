@@ -19,18 +19,18 @@ from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
 from envplan.replay import Machine
 from envplan.solve.peak_power import PeakPowerHeuristic
-from envplan.units import ns_from_s_floor, uw_from_w
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W, in_10uw, ns_from_s_floor
 from strategies import falling_profiles
 
 
 def peaks_of_everything(frontier: Frontier) -> list[tuple[int, int, int]]:
-    """(peak in uW, makespan in ns, energy in fJ) of every choice of rows there is."""
+    """(peak in 10 uW, makespan in ns, energy in 10 fJ) of every choice of rows there is."""
     problem = frontier.problem
     sizes = [len(problem.tables[number]) for number in problem.table.tolist()]
     replays = (
         problem.replay(np.array(rows, np.int32)) for rows in itertools.product(*map(range, sizes))
     )
-    return [(replay.peak_uw, replay.makespan_ns, replay.energy_fj) for replay in replays]
+    return [(replay.peak_10uw, replay.makespan_ns, replay.energy_10fj) for replay in replays]
 
 
 @given(falling_profiles(2, max_options=3), st.floats(0.3, 1.0))
@@ -38,15 +38,15 @@ def test_against_every_choice_there_is(profile: Profile, share: float) -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 1), profile)
     everything = peaks_of_everything(frontier)
     heuristic = PeakPowerHeuristic(frontier, Machine(), 0)
-    assert heuristic.least_peak_uw <= min(peak for peak, _, _ in everything)
-    thriftiest = frontier.problem.replay(heuristic.least_power_choice).peak_uw
-    cap_w = round(share * max(peak for peak, _, _ in everything) / 1e6, 3)
-    fitting = [(time, energy) for peak, time, energy in everything if peak <= uw_from_w(cap_w)]
+    assert heuristic.least_peak_10uw <= min(peak for peak, _, _ in everything)
+    thriftiest = frontier.problem.replay(heuristic.least_power_choice).peak_10uw
+    cap_w = round(share * max(peak for peak, _, _ in everything) / POWER_UNITS_PER_W, 3)
+    fitting = [(time, energy) for peak, time, energy in everything if peak <= in_10uw(cap_w)]
     try:
         plan = frontier.plan(peak_power_cap=cap_w)
     except NoAnswerError:
         # The thriftiest choice is always tried, so a cap that it stays under is never refused.
-        assert thriftiest > uw_from_w(cap_w)
+        assert thriftiest > in_10uw(cap_w)
         return
     assert fitting
     assert plan.iteration_time >= min(fitting)[0] / 1e9
@@ -89,9 +89,9 @@ def test_it_comes_close_to_the_best_of_all_choices() -> None:
         everything = peaks_of_everything(frontier)
         low, high = min(everything)[0], max(everything)[0]
         for share in (0.3, 0.7):
-            cap_uw = int(low + share * (high - low))
-            best = min(time for peak, time, _ in everything if peak <= cap_uw)
-            found = frontier.plan(peak_power_cap=cap_uw / 1e6, moves=0.2)
+            cap_10uw = int(low + share * (high - low))
+            best = min(time for peak, time, _ in everything if peak <= cap_10uw)
+            found = frontier.plan(peak_power_cap=cap_10uw / POWER_UNITS_PER_W, moves=0.2)
             late.append(found.iteration_time / (best / 1e9) - 1)
     assert min(late) >= 0
     assert sorted(late)[len(late) // 2] < 0.01
@@ -110,7 +110,7 @@ def test_rungs_under_a_cap_are_close_to_the_bound_without_it(a40: Frontier) -> N
     assert max(simulate(rung, a40.profile).peak_power for rung in free) > 800
     for rung in rungs:
         straggler = rung.target.deadline_s
-        bound = a40.waiting_bound_fj(ns_from_s_floor(straggler)) / 1e15
+        bound = a40.waiting_bound_10fj(ns_from_s_floor(straggler)) / ENERGY_UNITS_PER_J
         assert rung.energy + rung.waiting_energy(straggler) <= 1.01 * bound
 
 

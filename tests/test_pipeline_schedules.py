@@ -158,7 +158,7 @@ null | {} | unknown schedule
 "1f1b" | {"in_turn": "1"} | in_turn should be a valid list
 "looped-bfs" | {"num_chunks": 2, "in_turn": [0]} | in_turn goes with one chunk
 "1f1b" | {"num_stages": null} | stages should be a valid integer, not null
-"1f1b" | {"num_stages": 1048576, "num_microbatches": 1048576} | at most 1048576
+"1f1b" | {"num_stages": 1048576, "num_microbatches": 1048576} | at most 2097152
 """
 
 

@@ -18,9 +18,10 @@ from envplan.errors import NoAnswerError
 from envplan.plan import replay_plan
 from envplan.request.limits.power_ramp import PowerOverTime
 from envplan.solve import Frontier, trace_frontier
+from envplan.units import ENERGY_UNITS_PER_J
 from plan_checks import assert_answers
 
-Steps = list[tuple[int, int]]  # how long, ns, and power, uW
+Steps = list[tuple[int, int]]  # how long, ns, and power, 10 uW
 
 
 def power_over_time(steps: Steps) -> PowerOverTime:
@@ -60,7 +61,7 @@ def steepest(steps: Steps, window: int, parts: int = 2) -> Fraction:
 @example([(3, 0), (3, 9)], 3)
 @example([(5, 4)], 7)
 def test_the_steepest_change_is_that_of_a_dense_grid(steps: Steps, window: int) -> None:
-    assert power_over_time(steps).steepest_change(window).change_fj == steepest(steps, window)
+    assert power_over_time(steps).steepest_change(window).change_10fj == steepest(steps, window)
 
 
 @settings(max_examples=50, deadline=None)
@@ -71,30 +72,30 @@ def test_the_steepest_change_is_that_of_a_dense_grid(steps: Steps, window: int) 
 def test_numbers_beyond_64_bits_are_as_exact(steps: Steps, window: int) -> None:
     scale = 2**59
     large = power_over_time([(length, power * scale) for length, power in steps])
-    assert large.steepest_change(window).change_fj == steepest(steps, window) * scale
+    assert large.steepest_change(window).change_10fj == steepest(steps, window) * scale
 
 
 def test_a_window_of_one_iteration_or_several_has_no_ramp() -> None:
     power = power_over_time([(2, 1), (3, 7)])
-    assert [power.steepest_change(window).change_fj for window in (5, 10, 50)] == [0, 0, 0]
+    assert [power.steepest_change(window).change_10fj for window in (5, 10, 50)] == [0, 0, 0]
 
 
 def test_windows_longer_than_an_iteration_differ_as_their_remainder_does() -> None:
     power = power_over_time([(2, 1), (3, 7), (1, 4)])
-    assert power.steepest_change(4).change_fj == power.steepest_change(4 + 3 * 6).change_fj
-    assert power.steepest_change(4).change_fj == power.steepest_change(6 - 4).change_fj
+    assert power.steepest_change(4).change_10fj == power.steepest_change(4 + 3 * 6).change_10fj
+    assert power.steepest_change(4).change_10fj == power.steepest_change(6 - 4).change_10fj
 
 
 def test_powers_of_replicas_add_up_moment_by_moment() -> None:
     one, other = power_over_time([(2, 1), (3, 7)]), power_over_time([(4, 2), (1, 0)])
     total = PowerOverTime.sum([one.times(3), other.times(10)])
     assert total.times_ns.tolist() == [0, 2, 4, 5]
-    assert total.power_uw.tolist() == [23, 41, 21]
+    assert total.power_10uw.tolist() == [23, 41, 21]
 
 
-@pytest.mark.parametrize(("window", "steepest_fj"), [(1, 9), (2, 18), (3, 27), (5, 9)])
-def test_a_square_wave_is_steepest_at_its_edge(window: int, steepest_fj: int) -> None:
-    assert power_over_time([(3, 0), (3, 9)]).steepest_change(window).change_fj == steepest_fj
+@pytest.mark.parametrize(("window", "steepest_10fj"), [(1, 9), (2, 18), (3, 27), (5, 9)])
+def test_a_square_wave_is_steepest_at_its_edge(window: int, steepest_10fj: int) -> None:
+    assert power_over_time([(3, 0), (3, 9)]).steepest_change(window).change_10fj == steepest_10fj
 
 
 # Plans
@@ -134,7 +135,7 @@ def test_it_goes_below_what_slower_plans_alone_reach(frontier: Frontier) -> None
     def ramp(plan: Plan) -> float:
         replay = replay_plan(plan, frontier.profile)
         power = PowerOverTime.of_replay(replay, 0)
-        return power.steepest_change(10**9).change_fj / 1e15
+        return power.steepest_change(10**9).change_10fj / ENERGY_UNITS_PER_J
 
     slower = frontier.sample_plans(8) + frontier.sample_plans(4, beyond=True)
     assert refused_ramp(frontier, ramp_limit=1.0) < 0.95 * min(map(ramp, slower))

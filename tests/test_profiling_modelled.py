@@ -26,8 +26,11 @@ def modelled(step: int = 0, **changes: Any) -> Profile:
 
 
 def rows(profile: Profile, instruction: str, stage: int = 1) -> dict[int, tuple[int, int]]:
-    """Time (ns) and energy (fJ) by clock."""
-    return {clock: (ns, fj) for clock, _, ns, fj in profile.table(stage, instruction).options()}
+    """Time (ns) and energy (10 fJ) by clock."""
+    return {
+        clock: (ns, energy_10fj)
+        for clock, _, ns, energy_10fj in profile.table(stage, instruction).options()
+    }
 
 
 def test_without_a_step_the_rows_are_those_of_the_built_in_profile(tmp_path: Path) -> None:
@@ -45,9 +48,9 @@ def test_the_parts_of_a_backward_take_what_the_whole_takes() -> None:
     assert rows(split, "forward") == rows(whole, "forward")
     for stage in range(4):
         inputs, weights = (rows(split, f"backward_{of}", stage) for of in ("input", "weight"))
-        for clock, (time_ns, energy_fj) in rows(whole, "backward", stage).items():
+        for clock, (time_ns, energy_10fj) in rows(whole, "backward", stage).items():
             assert inputs[clock][0] + weights[clock][0] == pytest.approx(time_ns, abs=2)
-            assert inputs[clock][1] + weights[clock][1] == pytest.approx(energy_fj, abs=3e9)
+            assert inputs[clock][1] + weights[clock][1] == pytest.approx(energy_10fj, abs=3e9)
     assert any("backward is split" in text for text in split.metadata.extra["assumptions"])
 
 

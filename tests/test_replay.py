@@ -19,6 +19,7 @@ from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.replay import Ask, Machine, Problem, Search
 from envplan.replay.cores import parallel_map
+from envplan.units import ENERGY_UNITS_PER_J, in_10uw
 from strategies import dags, falling_profiles, pipelines, profiles, profiles_with_configs
 
 LATENCIES = [0, 0, 1, 7, 3_000_000, 20_000_000, 30_000_003, 300_000_000, 5_000_000_000]
@@ -36,7 +37,7 @@ class Case(NamedTuple):
 
     @property
     def powers(self) -> list[int]:
-        return self.problem.blocking_power_uw.tolist()
+        return self.problem.blocking_power_10uw.tolist()
 
     def parts(self, factors: list[float] | None = None) -> list[oracle.Part]:
         return self.replayed(factors).parts
@@ -58,7 +59,7 @@ def cases(draw: Any) -> Case:
     pipeline = draw(st.one_of(pipelines(max_stages=3, max_microbatches=4), dags(num_stages=2)))
     kind = draw(st.sampled_from([profiles, falling_profiles, profiles_with_configs, tiny_profiles]))
     profile = draw(kind(pipeline.num_profile_stages, max_options=6))
-    power = st.sampled_from([0, 1, 75_000_000, 10**9])
+    power = st.sampled_from([0, 1, 7_500_000, 10**8])
     powers = [draw(power) for _ in range(pipeline.num_stages)]
     problem = Problem(pipeline, profile, powers)
     asks: list[Ask] = ["ahead", "start"]
@@ -70,7 +71,13 @@ def cases(draw: Any) -> Case:
 def tiny_profiles(draw: Any, num_stages: int, max_options: int) -> Profile:
     """Times of a few ns, so that every rounding shows and an operation meets several clocks."""
     rows = [
-        (stage, name, mhz, draw(st.integers(1, 60)) * 1e-9, draw(st.integers(0, 2000)) * 1e-15)
+        (
+            stage,
+            name,
+            mhz,
+            draw(st.integers(1, 60)) * 1e-9,
+            draw(st.integers(0, 2000)) / ENERGY_UNITS_PER_J,
+        )
         for stage in range(num_stages)
         for name in ("forward", "backward")
         for mhz in draw(st.sets(st.integers(1, 9), min_size=1, max_size=max_options))
@@ -102,21 +109,21 @@ def test_replay_is_that_of_the_oracle(case: Case, data: st.DataObject) -> None:
     assert replay.finishes_ns.tolist() == [
         max(p.end_ns for p in parts if p.operation == i) for i in range(count)
     ]
-    assert replay.energies_fj.tolist() == [
-        sum(p.energy_fj for p in parts if p.operation == i) for i in range(count)
+    assert replay.energies_10fj.tolist() == [
+        sum(p.energy_10fj for p in parts if p.operation == i) for i in range(count)
     ]
     assert replay.requests_ns.tolist() == [-1 if at is None else at for at in requests]
     made = [(at, start) for at, start in zip(requests, replay.starts_ns.tolist(), strict=True)]
     late = [at for at, start in made if at is not None and at + case.machine.latency_ns > start]
     assert replay.num_late_requests == len(late)
-    assert replay.energy_fj == oracle.energy_fj(parts, case.stage, case.powers, makespan)
+    assert replay.energy_10fj == oracle.energy_10fj(parts, case.stage, case.powers, makespan)
     later = makespan + 12345
-    assert replay.energy_until(later) == oracle.energy_fj(parts, case.stage, case.powers, later)
+    assert replay.energy_until(later) == oracle.energy_10fj(parts, case.stage, case.powers, later)
     assert sum(replay.busy_ns.tolist()) == sum(p.end_ns - p.begin_ns for p in parts)
 
 
 @settings(max_examples=80, deadline=None)
-@given(cases(), st.sampled_from([1, 20, 40_000_000, 10**9, 10**11]))
+@given(cases(), st.sampled_from([1, 20, 4_000_000, 10**8, 10**10]))
 def test_power_over_time_and_spacing_are_those_of_the_oracle(case: Case, hold_ns: int) -> None:
     (parts, requests), replay = case.replayed(), case.problem.replay(case.rows, case.machine)
     times, power = replay.power_steps
@@ -125,10 +132,10 @@ def test_power_over_time_and_spacing_are_those_of_the_oracle(case: Case, hold_ns
     # Wherever it may change, and just before.
     ends = {at for p in parts for at in (p.begin_ns, p.end_ns)}
     moments = {at for end in ends for at in (end - 1, end) if 0 <= at < replay.makespan_ns}
-    drawn = {at: oracle.power_uw(parts, case.stage, case.powers, at) for at in moments}
-    for at, uw in drawn.items():
-        assert power[int(np.searchsorted(times, at, side="right")) - 1] == uw
-    assert replay.peak_uw == max(drawn.values())
+    drawn = {at: oracle.power_10uw(parts, case.stage, case.powers, at) for at in moments}
+    for at, power_10uw in drawn.items():
+        assert power[int(np.searchsorted(times, at, side="right")) - 1] == power_10uw
+    assert replay.peak_10uw == max(drawn.values())
     pipeline = case.problem.pipeline
     shortages = oracle.hold_shortages(pipeline, requests, replay.makespan_ns, hold_ns)
     short = [hold_ns - held for *_, held in replay.short_dwells(hold_ns)]
@@ -156,9 +163,9 @@ def searches(draw: Any) -> tuple[Case, dict[str, Any]]:
         "machine": case.machine,
         "deadline_ns": int(fastest * draw(st.sampled_from([0.5, 1.0, 1.1, 2.0, 20.0]))),
         "min_dwell_ns": draw(st.sampled_from([0, 0, 10, 50_000_000, 400_000_000])),
-        "peak_uw": draw(st.none() | st.just(int(replay.peak_uw * draw(st.floats(0.3, 1.0))))),
+        "peak_10uw": draw(st.none() | st.just(int(replay.peak_10uw * draw(st.floats(0.3, 1.0))))),
         "waits": draw(st.booleans()),
-        "price_uw": draw(st.sampled_from([1, 300_000_000])),
+        "price_10uw": draw(st.sampled_from([1, 30_000_000])),
     }
     return case, limits
 
@@ -171,14 +178,14 @@ def check_score(case: Case, rows: NDArray[np.int32], limits: dict[str, Any], sea
     short = replay.short_dwells(limits["min_dwell_ns"])
     assert score.shortage_ns == sum(limits["min_dwell_ns"] - held for *_, held in short)
     over = 0
-    if limits["peak_uw"] is not None:
+    if limits["peak_10uw"] is not None:
         parts = case._replace(rows=rows).parts()
-        over = oracle.over_fj(parts, case.stage, case.powers, limits["peak_uw"])
-    assert score.over_fj == over
+        over = oracle.over_10fj(parts, case.stage, case.powers, limits["peak_10uw"])
+    assert score.over_10fj == over
     late = score.late_ns + score.shortage_ns
-    assert score.excess_fj == limits["price_uw"] * late + over
+    assert score.excess_10fj == limits["price_10uw"] * late + over
     until = limits["deadline_ns"] if limits["waits"] else replay.makespan_ns
-    assert score.energy_fj == replay.energy_until(until)
+    assert score.energy_10fj == replay.energy_until(until)
     return score
 
 
@@ -214,25 +221,25 @@ def test_one_clock_a_stage_is_one_clock_a_stage(drawn: tuple[Case, dict[str, Any
 def of_a_model() -> tuple[Problem, NDArray[np.int32]]:
     """A problem, and its rows at maximum frequency."""
     profile = Profile.builtin("a100-gpt3-1.3b-4stage")
-    problem = Problem(Pipeline("1f1b", 4, 8), profile, [75_000_000] * 4)
+    problem = Problem(Pipeline("1f1b", 4, 8), profile, [in_10uw(75.0)] * 4)
     return problem, problem.max_frequency_rows
 
 
 def test_search_keeps_power_under_a_cap_that_it_can_keep() -> None:
     problem, rows = of_a_model()
     fastest = problem.replay(rows)
-    cap, deadline = int(0.8 * fastest.peak_uw), int(1.15 * fastest.makespan_ns)
-    limits = {"price_uw": 10**9, "peak_uw": cap}
+    cap, deadline = int(0.8 * fastest.peak_10uw), int(1.15 * fastest.makespan_ns)
+    limits = {"price_10uw": 10**8, "peak_10uw": cap}
     search = Search(problem, fastest.starts_ns, deadline, **limits)
     found = search.improve(rows, 60_000, 1.5, 0)
     assert search.score(found).holds
-    assert problem.replay(found).peak_uw <= cap
+    assert problem.replay(found).peak_10uw <= cap
 
 
 @pytest.mark.parametrize("searches", [1, 3])
 def test_long_searches_can_be_interrupted(searches: int) -> None:
     problem, rows = of_a_model()
-    search = Search(problem, problem.replay(rows).starts_ns, 10**10, price_uw=10**9)
+    search = Search(problem, problem.replay(rows).starts_ns, 10**10, price_10uw=10**9)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     turns_s = sys.getswitchinterval()
     try:
@@ -250,15 +257,15 @@ def test_what_is_left_is_carried_over_in_whole_ns() -> None:
     # left that is 4.9 ns, so 5.
     profile = Profile.from_rows(
         [
-            (0, "forward", 2, 7e-9, 70e-15),
-            (0, "backward", 1, 10e-9, 50e-15),
-            (0, "forward", 1, 10e-9, 50e-15),
+            (0, "forward", 2, 7e-9, 70e-14),
+            (0, "backward", 1, 10e-9, 50e-14),
+            (0, "forward", 1, 10e-9, 50e-14),
         ]
     )
     problem = Problem(Pipeline("1f1b", 1, 1), profile, [2])
     replay = problem.replay(problem.rows_at([(2, ""), (1, "")]), Machine(3, "start"))
     assert replay.parts.end_ns.tolist()[:2] == [3, 8]
-    assert replay.parts.energy_fj.tolist()[:2] == [15, 50]
+    assert replay.parts.energy_10fj.tolist()[:2] == [15, 50]
     assert replay.parts.frequency_mhz.tolist()[:2] == [1, 2]
     assert replay.requests(0)[0].tolist() == [0, 8]
 
@@ -295,11 +302,11 @@ def test_least_effective_rows_are_exact_whatever_the_blocking_power() -> None:
         for name in ("forward", "backward")
         for mhz in range(1000, 2000, 100)
     ]
-    problem = Problem(Pipeline("1f1b", 1, 2), Profile.from_rows(rows), [10**11])  # 100 kW
+    problem = Problem(Pipeline("1f1b", 1, 2), Profile.from_rows(rows), [in_10uw(100_000.0)])
     costs = [
-        energy_fj - 10**11 * time_ns
-        for energy_fj, time_ns in zip(
-            problem.tables[0].energy_fj.tolist(), problem.tables[0].time_ns.tolist(), strict=True
+        energy_10fj - in_10uw(100_000.0) * time_ns
+        for energy_10fj, time_ns in zip(
+            problem.tables[0].energy_10fj.tolist(), problem.tables[0].time_ns.tolist(), strict=True
         )
     ]
     assert set(problem.least_effective_rows.tolist()) == {costs.index(min(costs))}
@@ -307,7 +314,7 @@ def test_least_effective_rows_are_exact_whatever_the_blocking_power() -> None:
 
 def test_search_refuses_a_negative_price() -> None:
     problem, rows = of_a_model()
-    search = Search(problem, problem.replay(rows).starts_ns, 10**9, price_uw=-1)
+    search = Search(problem, problem.replay(rows).starts_ns, 10**9, price_10uw=-1)
     for look in (lambda: search.score(rows), lambda: search.improve(rows, 1, 0.0, 0)):
         with pytest.raises(ValueError, match="price is out of range"):
             look()

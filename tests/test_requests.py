@@ -17,7 +17,7 @@ from envplan.replay import Machine, Replay
 from envplan.request import Request
 from envplan.request.limits import AveragePower, probability
 from envplan.solve import Frontier
-from envplan.units import j_from_fj, s_from_ns
+from envplan.units import POWER_UNITS_PER_W, j_from_10fj, s_from_ns
 from plan_checks import assert_answers, keeps
 from strategies import CONDITIONS, Case, frontiers, requests
 
@@ -131,7 +131,7 @@ def test_no_plan_is_worse_than_one_clock_a_stage_in_the_same_time(
         request = Request.from_options(s_from_ns(replay.makespan_ns), **asked)
         if replay.makespan_ns >= frontier.min_time_ns and keeps(frontier, request, rows.tolist()):
             ours = frontier.solve(request)
-            assert ours.energy <= j_from_fj(replay.energy_fj * frontier.num_gpus)
+            assert ours.energy <= j_from_10fj(replay.energy_10fj * frontier.num_gpus)
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ def test_no_choice_of_rows_undercuts_the_relaxed_bound_however_late_clocks_come(
     replay = problem.replay(rows, Machine(latency_ns))
     # A ns of blocking power for each change of clock: what rounding up to whole ns may take off.
     changes = len(replay.parts.operation) - len(rows)
-    allowance_fj = changes * (max(frontier.blocking_power_uw) + 9)
+    allowance_10fj = changes * (max(frontier.blocking_power_10uw) + 9)
     if replay.makespan_ns >= frontier.min_time_ns:
-        assert replay.energy_fj >= frontier.lower_bound_fj(replay.makespan_ns) - allowance_fj
+        assert replay.energy_10fj >= frontier.lower_bound_10fj(replay.makespan_ns) - allowance_10fj
         sync_ns = replay.makespan_ns + data.draw(st.sampled_from([0, 10**8, 10**10]))
         until = replay.energy_until(sync_ns)
-        assert until >= frontier.waiting_bound_fj(sync_ns) - allowance_fj
+        assert until >= frontier.waiting_bound_10fj(sync_ns) - allowance_10fj
 
 
 def test_the_highest_seed_is_as_good_as_any() -> None:
@@ -194,9 +194,9 @@ def test_the_highest_seed_is_as_good_as_any() -> None:
 def test_a_cap_on_many_gpus_leaves_the_time_that_keeps_it() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile(2), replicas=3999)
     time_ns = (frontier.min_time_ns + 2 * frontier.min_energy_time_ns) // 3
-    energy_fj = frontier.lower_bound_fj(time_ns) * frontier.num_gpus
-    cap_uw = -(-energy_fj // time_ns)
-    assert AveragePower(power_w=cap_uw / 1e6).earliest_ns(frontier) <= time_ns
+    energy_10fj = frontier.lower_bound_10fj(time_ns) * frontier.num_gpus
+    cap_10uw = -(-energy_10fj // time_ns)
+    assert AveragePower(power_w=cap_10uw / POWER_UNITS_PER_W).earliest_ns(frontier) <= time_ns
 
 
 def test_keywords_of_limits_are_those_that_limits_declare() -> None:

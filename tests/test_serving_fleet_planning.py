@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan._serving import time_bin_ends
+from envplan.enforce.supported_clocks import parse_clocks
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving import Planning, ServingPlan, ServingProfile, plan_fleet
+from envplan.serving.apply import apply_serving_plan
 from envplan.serving.classes import Slo
 from envplan.serving.fleet_controller import TimeCounts
 from envplan.serving.performance import Configuration
+from envplan.serving.plan_replay import replay_group
 from envplan.serving.profile import MeanLengths
 from envplan.serving.replayed_curves import Promise, highest_load, replay_curves
 from envplan.serving.steady_replay import SteadyLoad, replay_steadily
@@ -213,3 +217,22 @@ def test_a_planner_that_is_not_there_is_named() -> None:
 def test_too_few_gpus_are_said() -> None:
     with pytest.raises(NoAnswerError, match="GPUs"):
         plan_fleet(small_profile(), {"LL": 50_000.0}, 2, PLANNING)
+
+
+@pytest.mark.parametrize(("load_tokens_s", "is_proven"), [(500.0, True), (6000.0, False)])
+def test_a_lower_clock_than_planned_is_proved_by_a_replay(
+    load_tokens_s: float, is_proven: bool
+) -> None:
+    """The plan is for 1500 MHz; of what lies below, only 1000 MHz is measured."""
+    profile = small_profile()
+    at_1500 = {key: curve for key, curve in profile.curves.items() if key.frequency_mhz == 1500}
+    plan = plan_fleet(replace(profile, curves=at_1500), {"LL": load_tokens_s}, 1000, PLANNING)
+    (loads,) = plan.group_loads(profile)
+    for number, load in enumerate(loads):
+        slower = replace(load, configuration=Configuration(load.configuration.tp, 1000))
+        is_met = replay_group(profile, slower).attainment >= 0.99
+        group = plan.pools[0].groups[number]
+        applied = apply_serving_plan(plan, profile, clocks=parse_clocks("1480"))
+        proven = {i.slo_proven for i in applied.instances if i.tp == group.tp}
+        assert is_met in proven
+    assert all(i.slo_proven for i in applied.instances) == is_proven

@@ -86,7 +86,7 @@ def test_public_traces_are_read_as_they_are(
 def test_pieces_are_put_together_and_lines_counted_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.serving.trace_csv._ROWS_PER_PIECE", 3)
+    monkeypatch.setattr("envplan.serving.trace_file._ROWS_PER_PIECE", 3)
     lines = ["timestamp,input_tokens,output_tokens", *(f"{k},{k + 1},5" for k in range(8))]
     trace = Trace.read_csv(written(tmp_path, *lines))
     assert trace.arrival_s.tolist() == list(range(8))
@@ -115,7 +115,7 @@ def test_pieces_are_put_together_and_lines_counted_on(
         (["timestamp,input_tokens,output_tokens", "0,5,x"], ":2, column output_tokens: must be"),
         (["timestamp,input_tokens,output_tokens", "0,5"], ":2, column output_tokens: is blank"),
         (["timestamp,class", "0,SS", "1,SS,5"], "Expected 2 fields in line 3, saw 3"),
-        (["timestamp,class", "0,SS,5", "1,SS,5"], "is not a CSV table (Length of header"),
+        (["timestamp,class", "0,SS,5", "1,SS,5"], "is not a CSV table or JSON lines (Length"),
         (["timestamp,class,class", "0,SS,SS"], ":1, column class.1"),
         (["timestamp,class,Class", "0,SS,SS"], ":1: column 'Class' is there twice"),
         (["class", "SS"], "no column timestamp"),

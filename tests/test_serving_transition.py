@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envplan.serving.classes import CLASSES
+from envplan.serving.fleet import Fleet, PoolSpec
+from envplan.serving.fleet_controller import FleetController
+from envplan.serving.observed_trace import ObservedTrace
+from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
+from envplan.serving.trace import Trace
 from envplan.serving.transition import (
     InstanceStart,
     SurplusInstance,
@@ -65,6 +73,29 @@ def test_instances_too_small_for_a_missing_one_serve_on() -> None:
     assert [(step.retire, step.start) for step in change.steps] == [([], [])]
 
 
+def test_instances_that_make_room_only_with_free_gpus_leave_and_the_rest_is_tried_again() -> None:
+    change = transition([8], [2, 2], 4)
+    assert change.fresh_starts == []
+    assert [(step.retire, step.start) for step in change.steps] == [([0, 1], []), ([], [])]
+    assert change.num_unstarted == 1
+
+
+def test_a_fleet_becomes_what_is_wanted_once_its_gpus_are_free() -> None:
+    """Two instances on two GPUs each and four free ones become one on eight."""
+    profile, hour = ServingProfile.builtin(), Trace.open("azure-2023-conversation")
+    observed = ObservedTrace(hour, profile, hour.class_index)
+    controller = FleetController(observed, replace(SETTINGS, max_gpus=8))
+    for tp, count in ((2, 2), (8, 1)):
+        pool = PoolSpec("LL", frozenset(CLASSES), tp, observed.max_clock_mhz(tp), count)
+        controller.reconcile(Fleet({"pool": pool}), 0.0, prewarmed=tp == 2)
+    controller.advance(300.0)
+    assert controller.lacks_instances
+    assert controller.gpus_in_use() == 0
+    controller.reconcile(Fleet({"pool": pool}), 300.0)
+    assert not controller.lacks_instances
+    assert controller.gpus_in_use() == 8
+
+
 @given(TPS, TPS, st.integers(0, 64))
 def test_gpus_are_never_used_twice(missing: list[int], surplus: list[int], free: int) -> None:
     change = transition(missing, surplus, free)
@@ -79,4 +110,4 @@ def test_gpus_are_never_used_twice(missing: list[int], surplus: list[int], free:
     times_s = [step.time_s for step in change.steps]
     assert times_s == sorted(times_s)
     started = len(change.fresh_starts) + sum(len(step.start) for step in change.steps)
-    assert started <= len(missing)
+    assert started + change.num_unstarted == len(missing)

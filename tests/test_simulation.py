@@ -20,7 +20,7 @@ from envplan.profile import Profile
 from envplan.simulation.chrome_trace import save_chrome_trace
 from envplan.simulation.iteration import Timeline, simulate
 from envplan.solve import trace_frontier
-from envplan.units import s_from_ns
+from envplan.units import ENERGY_UNITS_PER_J, s_from_ns
 from strategies import dags, pipelines, profiles
 
 POWER = 70.0
@@ -74,7 +74,11 @@ HALVING = [
 def clocks(timeline: Timeline, operation: int) -> list[tuple[int, float, float]]:
     """MHz, s and J of the slices of an operation."""
     return [
-        (piece.frequency_mhz, (piece.finish_ns - piece.start_ns) / 1e9, piece.energy_fj / 1e15)
+        (
+            piece.frequency_mhz,
+            (piece.finish_ns - piece.start_ns) / 1e9,
+            piece.energy_10fj / ENERGY_UNITS_PER_J,
+        )
         for piece in timeline.slices
         if piece.operation == operation
     ]
@@ -184,7 +188,7 @@ def test_a_bubble_is_filled_no_further_than_the_clock_that_uses_least() -> None:
     assert any(bubble.could_fill_s for use in timeline.stages for bubble in use.bubbles)
     for stage in timeline.stages:
         run_before = {run.finish_s: run for run in stage.operations}
-        waiting_uw = frontier.blocking_power_uw[stage.stage]
+        waiting_10uw = frontier.blocking_power_10uw[stage.stage]
         for bubble in stage.bubbles:
             assert bubble.usable == (bubble.could_stretch_s > 0)
             run = run_before.get(bubble.start_s)
@@ -193,7 +197,7 @@ def test_a_bubble_is_filled_no_further_than_the_clock_that_uses_least() -> None:
                 continue
             assert bubble.could_stretch_s == run.could_stretch_s
             table = profile.table(stage.stage, run.instruction)
-            above_waiting = table.energy_fj - waiting_uw * table.time_ns
+            above_waiting = table.energy_10fj - waiting_10uw * table.time_ns
             longer_s = table.time_ns[above_waiting.argmin()] / 1e9 - run.duration_s
             useful_s = max(0, min(bubble.duration_s, bubble.could_stretch_s, longer_s))
             assert bubble.could_fill_s == pytest.approx(useful_s, abs=1e-12)
@@ -206,7 +210,7 @@ def test_at_maximum_frequency_a_timeline_is_that_of_the_frontiers_plan() -> None
     timeline = simulate(plan, profile).at_max_frequency()
     of_frontier = simulate(frontier.max_frequency_plan(), profile)
     assert timeline.run_times_ns == of_frontier.run_times_ns
-    assert timeline.run_energies_fj == of_frontier.run_energies_fj
+    assert timeline.run_energies_10fj == of_frontier.run_energies_10fj
     assert timeline.plan.frequencies == of_frontier.plan.frequencies
     assert timeline.plan.job == of_frontier.plan.job
     assert timeline.plan.energy_lower_bound <= of_frontier.plan.energy_lower_bound
@@ -228,7 +232,7 @@ def test_the_same_seed_gives_the_same_runs_and_more_runs_begin_alike() -> None:
     plan = planned(Pipeline("1f1b", 2, 3), profile, [0] * 12)
     few, many = (simulate(plan, profile, noise=0.05, seed=7, runs=n) for n in (3, 8))
     assert few.run_times_ns == many.run_times_ns[:3]
-    assert few.run_energies_fj == many.run_energies_fj[:3]
+    assert few.run_energies_10fj == many.run_energies_10fj[:3]
     assert len(set(many.run_times_ns)) == 8
     assert simulate(plan, profile, noise=0.05, seed=8).run_times_ns[0] != few.run_times_ns[0]
 
@@ -241,7 +245,7 @@ def test_noise_has_the_mean_and_spread_it_says_and_leaves_power_as_it_is() -> No
     ratios = times_ns / 1e9 / true
     assert ratios.mean() == pytest.approx(1, abs=0.01)
     assert ratios.std() == pytest.approx(0.1, rel=0.1)
-    assert timeline.replay.energies_fj / times_ns == pytest.approx(300e6)
+    assert timeline.replay.energies_10fj / times_ns == pytest.approx(300e6)
 
 
 def test_an_operation_is_split_where_its_clock_changes() -> None:

@@ -32,6 +32,7 @@ from envplan.site.peaks import peak_powers_w
 from envplan.site.plan import SiteOverheads
 from envplan.site.sharing import Demand, Market, Slot, share_over_time
 from envplan.site.shedding import shed_curve
+from envplan.units import POWER_UNITS_PER_W
 
 HOUR_S = 3600.0
 
@@ -583,7 +584,7 @@ def power_at(replay: Replay, time_ns: int, blocking_w: list[float]) -> float:
         ]
         for k in running:
             duration_ns = replay.finishes_ns[k] - replay.starts_ns[k]
-            power_w += replay.energies_fj[k] / duration_ns / 1e6
+            power_w += replay.energies_10fj[k] / duration_ns / POWER_UNITS_PER_W
         power_w += 0.0 if running else waiting_w
     return power_w
 

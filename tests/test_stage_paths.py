@@ -11,7 +11,8 @@ import pytest
 
 import envplan
 from envplan.replay import Machine, Problem, Rows, Search
-from envplan.solve.late_bound import ClockLimits, late_clock_bound_fj
+from envplan.solve.late_bound import ClockLimits, late_clock_bound_10fj
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W
 
 _MS = 10**6
 _CHOICES = 300
@@ -37,8 +38,8 @@ def _problem(
             rows.append((stage, instruction, mhz, time_s, energy_j))
     profile = envplan.Profile.from_rows(rows)
     pipeline = envplan.Pipeline("1f1b", num_stages, num_microbatches)
-    powers_uw = rng.integers(0, 80 * 10**6, num_stages).tolist()
-    return Problem(pipeline, profile, powers_uw)
+    powers_10uw = rng.integers(0, 80 * POWER_UNITS_PER_W, num_stages).tolist()
+    return Problem(pipeline, profile, powers_10uw)
 
 
 def _choices(rng: np.random.Generator, problem: Problem) -> Iterator[Rows]:
@@ -61,12 +62,12 @@ def _priced_replay(
     problem: Problem,
     rows: Rows,
     machine: Machine,
-    change_fj: float,
+    change_10fj: float,
     time_prices: np.ndarray,
     wait_prices: np.ndarray,
     end_prices: np.ndarray,
 ) -> list[float]:
-    """What each stage costs in a replay, fJ."""
+    """What each stage costs in a replay, 10 fJ."""
     replay = problem.replay(rows, machine)
     clocks = problem.frequency_mhz[problem.over_all(rows)]
     costs = []
@@ -77,12 +78,12 @@ def _priced_replay(
         waits = starts - np.concatenate([[0], finishes[:-1]])
         changes = np.count_nonzero(clocks[of_stage] != np.roll(clocks[of_stage], 1))
         costs.append(
-            float(replay.energies_fj[of_stage].sum())
-            - float(problem.blocking_power_uw[stage]) * times.sum()
+            float(replay.energies_10fj[of_stage].sum())
+            - float(problem.blocking_power_10uw[stage]) * times.sum()
             + time_prices[of_stage] @ times
             + wait_prices[of_stage] @ waits.astype(float)
             + end_prices[stage] * float(replay.makespan_ns - finishes[-1])
-            + change_fj * changes
+            + change_10fj * changes
         )
     return costs
 
@@ -91,7 +92,7 @@ def _bounds(
     problem: Problem,
     machine: Machine,
     min_dwell_ns: int,
-    change_fj: float,
+    change_10fj: float,
     time_prices: np.ndarray,
     wait_prices: np.ndarray,
     end_prices: np.ndarray,
@@ -103,28 +104,28 @@ def _bounds(
             machine.latency_ns,
             machine.asks_ahead,
             min_dwell_ns,
-            change_fj,
+            change_10fj,
             time_prices[first:last],
             np.append(wait_prices[first:last], end_prices[stage]),
         )
-        bound_fj, energy_fj, changes, rows, times_ns, waits_ns = path
+        bound_10fj, energy_10fj, changes, rows, times_ns, waits_ns = path
         assert len(rows) == last - first
-        priced_fj = (
-            energy_fj
+        priced_10fj = (
+            energy_10fj
             + time_prices[first:last] @ times_ns
             + np.append(wait_prices[first:last], end_prices[stage]) @ waits_ns
-            + change_fj * changes
+            + change_10fj * changes
         )
-        assert bound_fj == pytest.approx(priced_fj, rel=1e-6)
-        assert bound_fj < priced_fj
-        bounds.append(bound_fj)
+        assert bound_10fj == pytest.approx(priced_10fj, rel=1e-6)
+        assert bound_10fj < priced_10fj
+        bounds.append(bound_10fj)
     return bounds
 
 
 def _prices(
     rng: np.random.Generator, problem: Problem
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Prices of time, of waiting before operations and after each stage's last, fJ a ns.
+    """Prices of time, of waiting before operations and after each stage's last, 10 fJ a ns.
 
     Some waits are free.
     """
@@ -140,10 +141,10 @@ def test_no_choice_of_rows_costs_less_than_the_bound(machine: Machine, seed: int
     rng = np.random.default_rng(seed)
     problem = _problem(rng, 2, 2, 3)
     prices = _prices(rng, problem)
-    change_fj = float(rng.choice([0, 1e14]))
-    bounds = _bounds(problem, machine, 0, change_fj, *prices)
+    change_10fj = float(rng.choice([0, 1e14]))
+    bounds = _bounds(problem, machine, 0, change_10fj, *prices)
     for rows in _choices(rng, problem):
-        costs = _priced_replay(problem, rows, machine, change_fj, *prices)
+        costs = _priced_replay(problem, rows, machine, change_10fj, *prices)
         assert all(bound <= cost for bound, cost in zip(bounds, costs, strict=True)), rows
 
 
@@ -160,7 +161,7 @@ def test_no_choice_that_holds_its_clocks_costs_less(
     bounds = _bounds(problem, machine, min_dwell_ns, 0.0, *prices)
     starts_ns = problem.replay(problem.max_frequency_rows).starts_ns
     search = Search(
-        problem, starts_ns, 10**12, price_uw=1, machine=machine, min_dwell_ns=min_dwell_ns
+        problem, starts_ns, 10**12, price_10uw=1, machine=machine, min_dwell_ns=min_dwell_ns
     )
     num_held = 0
     for rows in _choices(rng, problem):
@@ -172,22 +173,22 @@ def test_no_choice_that_holds_its_clocks_costs_less(
     assert num_held > 0
 
 
-@pytest.mark.parametrize("change_fj", [0.0, 1e12, 1e14])
+@pytest.mark.parametrize("change_10fj", [0.0, 1e12, 1e14])
 @pytest.mark.parametrize("seed", range(5))
-def test_without_latency_the_path_costs_its_bound(change_fj: float, seed: int) -> None:
+def test_without_latency_the_path_costs_its_bound(change_10fj: float, seed: int) -> None:
     """Only a stage's first clock is free, and it is the one that its last request leaves."""
     rng = np.random.default_rng(seed)
     problem = _problem(rng, 1, 6, 4)
     size = len(problem.table)
     time_prices, _, _ = _prices(rng, problem)
-    bound_fj, _, _, path, _, _ = problem._kernel.cheapest_stage_path(
-        0, 0, True, 0, change_fj, time_prices, np.zeros(size + 1)
+    bound_10fj, _, _, path, _, _ = problem._kernel.cheapest_stage_path(
+        0, 0, True, 0, change_10fj, time_prices, np.zeros(size + 1)
     )
     rows = (path - problem.first_row).astype(np.int32)
     (cost,) = _priced_replay(
-        problem, rows, Machine(), change_fj, time_prices, np.zeros(size), np.zeros(1)
+        problem, rows, Machine(), change_10fj, time_prices, np.zeros(size), np.zeros(1)
     )
-    assert bound_fj <= cost <= bound_fj + change_fj + 1e-6 * abs(cost)
+    assert bound_10fj <= cost <= bound_10fj + change_10fj + 1e-6 * abs(cost)
 
 
 @pytest.mark.parametrize("ask", ["ahead", "start"])
@@ -202,8 +203,8 @@ def test_bound_lies_between_the_relaxed_one_and_a_plan(
     deadline_ns = round(frontier.min_time_ns * 1.01)
     machine = Machine.of(latency_ms * _MS, ask)
     clocks = ClockLimits(machine, min_dwell_ms * _MS)
-    bound_fj = late_clock_bound_fj(frontier, deadline_ns, clocks)
-    relaxed_fj = frontier.lower_bound_fj(deadline_ns)
+    bound_10fj = late_clock_bound_10fj(frontier, deadline_ns, clocks)
+    relaxed_10fj = frontier.lower_bound_10fj(deadline_ns)
     plan = frontier.plan(
         slowdown=0.01,
         switch_latency=latency_ms / 1000,
@@ -211,11 +212,11 @@ def test_bound_lies_between_the_relaxed_one_and_a_plan(
         ask=ask if latency_ms else None,
         moves=0.1,
     )
-    assert relaxed_fj * (1 - 1e-7) <= bound_fj <= plan.energy * 1e15
+    assert relaxed_10fj * (1 - 1e-7) <= bound_10fj <= plan.energy * ENERGY_UNITS_PER_J
     if min_dwell_ms or ask == "start":
-        assert bound_fj > relaxed_fj * 1.001
+        assert bound_10fj > relaxed_10fj * 1.001
         assert plan.predicted.bound == "late-clocks"
-        assert plan.energy_lower_bound >= bound_fj * 1e-15
+        assert plan.energy_lower_bound >= bound_10fj / ENERGY_UNITS_PER_J
 
 
 def test_without_late_clocks_the_bound_is_the_relaxed_one() -> None:
@@ -223,5 +224,5 @@ def test_without_late_clocks_the_bound_is_the_relaxed_one() -> None:
     frontier = envplan.trace_frontier(envplan.Pipeline("1f1b", 4, 8), profile)
     for percent in (0, 1, 5):
         deadline_ns = round(frontier.min_time_ns * (1 + percent / 100))
-        bound_fj = late_clock_bound_fj(frontier, deadline_ns, ClockLimits(Machine()))
-        assert bound_fj == pytest.approx(frontier.lower_bound_fj(deadline_ns), rel=1e-6)
+        bound_10fj = late_clock_bound_10fj(frontier, deadline_ns, ClockLimits(Machine()))
+        assert bound_10fj == pytest.approx(frontier.lower_bound_10fj(deadline_ns), rel=1e-6)

@@ -25,6 +25,7 @@ from envplan.profiling.remarks import summarize_profile
 from envplan.profiling.sweep import Settings, sweep
 from envplan.profiling.sweep_file import Row, SweepFile
 from envplan.profiling.timers import EventTimer
+from envplan.units import ENERGY_UNITS_PER_J
 
 T = TypeVar("T")
 
@@ -155,9 +156,11 @@ def worst(profile: Profile, stages: Stages, instruction: str, stage: int = 0) ->
     """How far times and energies are off the model, relative to it, at worst."""
     table = profile.table(stage, instruction)
     off = []
-    for clock, _, ns, fj in table.options():
+    for clock, _, ns, energy_10fj in table.options():
         seconds, joules = stages.exact(stage, instruction, clock)
-        off.append((abs(ns / 1e9 / seconds - 1), abs(fj / 1e15 / joules - 1)))
+        off.append(
+            (abs(ns / 1e9 / seconds - 1), abs(energy_10fj / ENERGY_UNITS_PER_J / joules - 1))
+        )
     return [max(column) for column in zip(*off, strict=True)]
 
 

@@ -17,7 +17,7 @@ from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
-from envplan.plan.build import rounding_allowance_fj
+from envplan.plan.build import rounding_allowance_10fj
 from envplan.profile import Profile
 from envplan.replay import Ask, Machine
 from envplan.simulation.cluster import simulate_cluster
@@ -28,7 +28,7 @@ from envplan.solve.candidates import GridCandidates
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.fewer_changes import FREE_CHANGES
 from envplan.solve.local_search import START_LATENCIES_NS
-from envplan.units import j_from_fj, ns_from_s
+from envplan.units import j_from_10fj, ns_from_s
 from plan_checks import bound_until, until
 from strategies import falling_profiles
 
@@ -261,7 +261,7 @@ def test_candidates_for_sooner_clocks_never_use_more_than_later_ones_that_are_in
                 continue
             sooner = candidates(latency_ns).replay(later.rows)
             if sooner.makespan_ns <= deadline_ns:
-                assert candidates(latency_ns).at(deadline_ns).energy_fj <= sooner.energy_fj
+                assert candidates(latency_ns).at(deadline_ns).energy_10fj <= sooner.energy_10fj
 
 
 def test_clocks_that_come_sooner_may_save_less_than_any_later_ones() -> None:
@@ -275,8 +275,8 @@ def test_clocks_that_come_sooner_may_save_less_than_any_later_ones() -> None:
         machine = Machine(ns_from_s(latency), "start")
         choices = (np.array(rows, np.int32) for rows in product(range(2), repeat=2))
         replays = [frontier.problem.replay(rows, machine) for rows in choices]
-        in_time = [one.energy_fj for one in replays if one.makespan_ns <= 2.5e9]
-        least[latency] = j_from_fj(min(in_time))
+        in_time = [one.energy_10fj for one in replays if one.makespan_ns <= 2.5e9]
+        least[latency] = j_from_10fj(min(in_time))
         plan = frontier.plan(2.5, switch_latency=latency, ask="start")
         assert plan.energy == least[latency]
     assert least == {0.0: 60.0, 0.5: 60.0, 1.0: 50.0, 1.5: 50.0, 2.0: 60.0}
@@ -322,8 +322,8 @@ def test_the_bound_less_its_allowance_holds_where_clocks_come_late(
     for rows in product(*(range(len(problem.tables[n].time_ns)) for n in problem.table.tolist())):
         replay = problem.replay(np.array(rows, np.int32), Machine(latency_ns, ask))
         if replay.makespan_ns >= frontier.min_time_ns:
-            above = replay.energy_fj - frontier.lower_bound_fj(replay.makespan_ns)
-            assert above >= -rounding_allowance_fj(replay)
+            above = replay.energy_10fj - frontier.lower_bound_10fj(replay.makespan_ns)
+            assert above >= -rounding_allowance_10fj(replay)
             below += above < 0
     if (latency_ns, ask) == (8, "start") and forward[0] == (3, 227.5010943667841):
         assert below  # so the allowance is needed

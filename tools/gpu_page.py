@@ -35,6 +35,7 @@ from envplan.profile import Profile
 from envplan.profiling.measuring import measure_latency
 from envplan.profiling.queued_slices import torch_slices
 from envplan.runtime.torch import profile
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W
 from tools import changing_clocks
 
 _WATCHED_S = 10.0
@@ -147,10 +148,14 @@ def _rows(measured: Profile) -> list[list[str]]:
     for stage in range(measured.num_stages):
         for instruction in ("forward", "backward"):
             options = measured.table(stage, instruction)
-            for mhz, ns, fj in zip(
-                options.frequency_mhz, options.time_ns, options.energy_fj, strict=True
+            for mhz, ns, energy_10fj in zip(
+                options.frequency_mhz, options.time_ns, options.energy_10fj, strict=True
             ):
-                cells = [f"{ns / 1e6:.3f}", f"{fj / 1e15:.4f}", f"{fj / ns / 1e6:.1f}"]
+                cells = [
+                    f"{ns / 1e6:.3f}",
+                    f"{energy_10fj / ENERGY_UNITS_PER_J:.4f}",
+                    f"{energy_10fj / ns / POWER_UNITS_PER_W:.1f}",
+                ]
                 rows.append([str(stage), instruction, str(mhz), *cells])
     return rows
 

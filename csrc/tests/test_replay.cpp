@@ -188,6 +188,53 @@ void test_changes_are_replayed_as_from_the_start_and_undone() {
   }
 }
 
+bool is_refused(const test::Shape& shape) {
+  try {
+    shape.problem();
+    return false;
+  } catch (const std::invalid_argument&) {
+    return true;
+  }
+}
+
+void test_an_energy_at_the_limit_is_taken_and_one_above_it_refused() {
+  test::Shape shape = chain(2);
+  shape.waiting = {0};
+  shape.time = {Time{1} << 31, Time{1} << 32};
+  shape.power = {Power{1} << 31, 1};
+  const Problem problem = shape.problem();
+  const Replay replay = replayed(problem, {0, 0}, asking_at_start(0));
+  CHECK(replay.energy(0) == kMostEnergy);
+  CHECK(replay.energy_until(replay.makespan()) == 2 * Energy{kMostEnergy});
+  shape.power[0] += 1;
+  CHECK(is_refused(shape));
+}
+
+void test_blocking_powers_at_the_limit_are_taken_and_above_it_refused() {
+  test::Shape shape = chain(2);
+  shape.stage_begin = {0, 1, 2};
+  shape.waiting = {kMostPower / 2, kMostPower / 2};
+  const Problem problem = shape.problem();
+  const Replay replay = replayed(problem, {0, 0}, asking_at_start(0));
+  CHECK(replay.energy_until(kMostTime) - replay.cost() == Energy{kMostPower} * kMostTime);
+  shape.waiting[1] += 1;
+  CHECK(is_refused(shape));
+}
+
+void test_ten_thousand_operations_of_10_kJ_on_each_of_128_stages_add_up() {
+  constexpr Index kStages = 128, kEach = 10'000;
+  test::Shape shape{{0}, {}, {10'000'000'000}, {100'000'000}, {}, {}};  // 10 s at 1 kW
+  for (Index s = 0; s < kStages; ++s) {
+    shape.stage_begin.push_back((s + 1) * kEach);
+    shape.waiting.push_back(0);
+  }
+  for (Index i = 0; i < kStages * kEach; ++i) shape.order.push_back(i);
+  const Problem problem = shape.problem();
+  const Replay replay = replayed(problem, Rows(kStages * kEach, 0), asking_at_start(0));
+  CHECK(replay.makespan() == kEach * shape.time[0]);
+  CHECK(replay.cost() == Energy{kStages} * kEach * 10'000 * kUnitsPerJoule);
+}
+
 }  // namespace
 
 int main() {
@@ -202,5 +249,8 @@ int main() {
   test_power_over_time_of_two_stages();
   test_noise_scales_time_and_energy_and_not_power();
   test_changes_are_replayed_as_from_the_start_and_undone();
+  test_an_energy_at_the_limit_is_taken_and_one_above_it_refused();
+  test_blocking_powers_at_the_limit_are_taken_and_above_it_refused();
+  test_ten_thousand_operations_of_10_kJ_on_each_of_128_stages_add_up();
   return envplan::test::summary("replay");
 }

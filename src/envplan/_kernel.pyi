@@ -13,12 +13,12 @@ STOP: ContextVar[Event | None]
 
 class Optimum(NamedTuple):
     times_ns: NDArray[np.int64]
-    flow_uw: NDArray[np.int64]
+    flow_10uw: NDArray[np.int64]
 
 class Breakpoints(NamedTuple):
     times_ns: NDArray[np.int64]
-    slopes_uw: NDArray[np.int64]
-    costs_fj: list[int]
+    slopes_10uw: NDArray[np.int64]
+    costs_10fj: list[int]
 
 class ParametricFlow:
     num_nodes: int

@@ -1,9 +1,9 @@
 """Exact integer units, and the only place where seconds, joules and watts become integers.
 
-Inside envplan time is in nanoseconds, power in microwatts and energy in femtojoules, all Python or
-64-bit integers: 1 uW x 1 ns = 1 fJ, so nothing is lost between them. A profile's times and energies
-are rounded to these units once, when it is read; every makespan, target, energy and bound after
-that is exact.
+Inside envplan time is in nanoseconds, power in units of 10 uW and energy in units of 10 fJ, all
+Python or 64-bit integers: 10 uW x 1 ns = 10 fJ, so nothing is lost between them. A profile's times
+and energies are rounded to these units once, when it is read; every makespan, target, energy and
+bound after that is exact.
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from itertools import pairwise
 
 NS_PER_S = 10**9
-UW_PER_W = 10**6
-FJ_PER_J = 10**15
+POWER_UNITS_PER_W = 10**5
+ENERGY_UNITS_PER_J = 10**14
 J_PER_KWH = 3.6e6
 
-#: Largest magnitude any single time, power or energy may have, so that sums stay in 64 bits.
+#: Largest magnitude any single time, power or energy may have: the sum of two stays in 64 bits.
+#: Sums of energies over operations have 128 bits in the core and no limit in Python.
 MAX_INTEGER = 2**62
 
-#: The most energy of one operation on one GPU, J: whole joules below MAX_INTEGER fJ.
-MAX_OPERATION_J = MAX_INTEGER // FJ_PER_J
+#: The most energy of one operation on one GPU, J: whole joules below MAX_INTEGER units.
+MAX_OPERATION_J = MAX_INTEGER // ENERGY_UNITS_PER_J
+
+#: envplan 0.1 counted power in uW and energy in fJ. What its files state may lie so far from what
+#: comes out in these units, as a fraction: half a unit of power of the 50 W that a GPU draws.
+FINER_UNITS_TOLERANCE = 2e-7
 
 
 def _scaled(value: float, scale: int, rounding: str) -> int:
@@ -50,14 +55,14 @@ def ns_from_s_ceil(seconds: float) -> int:
     return _scaled(seconds, NS_PER_S, ROUND_CEILING)
 
 
-def uw_from_w(watts: float) -> int:
-    """Nearest whole microwatt."""
-    return _scaled(watts, UW_PER_W, ROUND_HALF_EVEN)
+def in_10uw(watts: float) -> int:
+    """Nearest whole number of 10 uW."""
+    return _scaled(watts, POWER_UNITS_PER_W, ROUND_HALF_EVEN)
 
 
-def fj_from_j(joules: float) -> int:
-    """Nearest whole femtojoule."""
-    return _scaled(joules, FJ_PER_J, ROUND_HALF_EVEN)
+def in_10fj(joules: float) -> int:
+    """Nearest whole number of 10 fJ."""
+    return _scaled(joules, ENERGY_UNITS_PER_J, ROUND_HALF_EVEN)
 
 
 def s_from_ns(ns: int) -> float:
@@ -65,14 +70,14 @@ def s_from_ns(ns: int) -> float:
     return int(ns) / NS_PER_S
 
 
-def j_from_fj(fj: int) -> float:
+def j_from_10fj(energy_10fj: int) -> float:
     """Joules, correctly rounded."""
-    return int(fj) / FJ_PER_J
+    return int(energy_10fj) / ENERGY_UNITS_PER_J
 
 
-def w_from_uw(uw: int) -> float:
+def w_from_10uw(power_10uw: int) -> float:
     """Watts, correctly rounded."""
-    return int(uw) / UW_PER_W
+    return int(power_10uw) / POWER_UNITS_PER_W
 
 
 _SECONDS = {"years": 365 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}

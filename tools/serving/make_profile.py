@@ -239,6 +239,7 @@ def sidecar(data: Path) -> dict[str, Any]:
         "classes": class_means(data),
         "kv_tokens": {str(tp): int((MEMORY * tp * USED - 2 * PARAMETERS) / KV_BYTES) for tp in TPS},
         "chunk_tokens": {str(tp): CHUNK[tp] for tp in TPS},
+        "kv_bytes_per_token": KV_BYTES,
     }
 
 

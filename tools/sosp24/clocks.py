@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from envplan import Pipeline, Profile
 from envplan.replay import Machine, Problem
-from envplan.units import j_from_fj, ns_from_s, s_from_ns, uw_from_w
+from envplan.units import in_10uw, j_from_10fj, ns_from_s, s_from_ns
 
 __all__ = ["replay_clocks"]
 
@@ -30,9 +30,9 @@ def replay_clocks(
         constant = not profile.table(op.profile_stage, op.instruction).frequency_mhz.any()
         settings.append((0 if constant else next(left[op.stage]), ""))
     assert profile.blocking_power_w is not None
-    waiting = [uw_from_w(power) for power in profile.blocking_power_w]
+    waiting = [in_10uw(power) for power in profile.blocking_power_w]
     problem = Problem(pipeline, profile, waiting)
     # Perseus's client sets the clock as an operation starts.
     machine = Machine(ns_from_s(switch_latency), "start")
     replay = problem.replay(problem.rows_at(settings), machine)
-    return s_from_ns(replay.makespan_ns), j_from_fj(replay.energy_fj)
+    return s_from_ns(replay.makespan_ns), j_from_10fj(replay.energy_10fj)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel
 
-#: Names that end so are exact integers of the core: ns, fJ, uW. Users have s, J and W beside them.
-_INTEGER_UNITS = ("_ns", "_fj", "_uw")
+#: Names that end so are exact integers of the core. Users have s, J and W beside them.
+_INTEGER_UNITS = ("_ns", "_10fj", "_10uw")
 _OF_PYDANTIC = frozenset(dir(BaseModel))
 
 

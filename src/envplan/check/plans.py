@@ -29,16 +29,26 @@ from envplan.solve import Frontier, trace_job
 from envplan.solve.late_bound import (
     ClockLimits,
     FlowPrices,
-    late_clock_bound_fj,
-    late_waiting_bound_fj,
+    late_clock_bound_10fj,
+    late_waiting_bound_10fj,
 )
-from envplan.units import MAX_INTEGER, fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
+from envplan.units import (
+    FINER_UNITS_TOLERANCE,
+    MAX_INTEGER,
+    in_10fj,
+    j_from_10fj,
+    ns_from_s_floor,
+    s_from_ns,
+)
 
 __all__ = ["verify_plan"]
 
 #: How far stated bounds, percentages and averages may lie from their recomputation: they were
 #: rounded to floats.
 _TOLERANCE: Final = 1e-9
+#: The same in files of envplan 0.1 whose blocking powers lie between two of our units: savings are
+#: small differences of large numbers.
+_FINER_UNITS_TOLERANCE: Final = 1e-5
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,11 @@ class ProofContext:
     def clock_limits(self) -> ClockLimits:
         """How late the clocks of the plan's job come, and how long they are held."""
         return ClockLimits.of_job(self.plan.job)
+
+    @property
+    def tolerance(self) -> float:
+        """How far figures may lie from their recomputation, relatively."""
+        return _TOLERANCE if self.plan.job.is_in_whole_units else _FINER_UNITS_TOLERANCE
 
     @property
     def request(self) -> Request:
@@ -204,19 +219,21 @@ def prove_operations(context: ProofContext) -> Iterator[str]:
 def prove_prediction(context: ProofContext) -> Iterator[str]:
     """Times and energies are those of the replay, and all else that is predicted follows."""
     plan, stated = context.plan, context.plan.predicted
-    check_cost("predicted.", stated, context.replay, plan.job.num_gpus)
+    check_cost("predicted.", stated, context.replay, plan.job)
     bound_j = stated.energy_lower_bound_j
     if bound_j > stated.energy_j:
         raise InputError(
             f"predicted.energy_lower_bound_j {bound_j!r} lies above energy_j {stated.energy_j!r}"
         )
-    predicted = predict(context.replay, plan.job.num_gpus, fj_from_j(bound_j), stated.bound)
+    predicted = predict(context.replay, plan.job.num_gpus, in_10fj(bound_j), stated.bound)
     proved_elsewhere = {
         "robustness": stated.robustness,
         "late_clock_prices": stated.late_clock_prices,
         "until_straggler": stated.until_straggler,
     }
-    check_stated("predicted", stated, predicted.model_copy(update=proved_elsewhere), _TOLERANCE)
+    check_stated(
+        "predicted", stated, predicted.model_copy(update=proved_elsewhere), context.tolerance
+    )
     yield (
         f"replayed, the iteration takes {plan.iteration_time!r} s and every operation starts when "
         "stated"
@@ -264,7 +281,7 @@ def prove_ladder(context: ProofContext) -> Iterator[str]:
         "each saves on those before it where there is time"
     )
     for limit in context.request.limits:
-        complaint = limit.explain_waiting(plan.job.waiting_uw)
+        complaint = limit.explain_waiting(plan.job.waiting_10uw)
         if complaint is not None:
             raise InputError(complaint)
         sentence = limit.prove_ladder()
@@ -286,11 +303,11 @@ def _prove_rung(context: ProofContext, name: str, rung: Rung, previous: Replay) 
     """
     plan, problem = context.plan, previous.problem
     replay = problem.replay(rung_rows(name, rung, problem), previous.machine)
-    check_cost(f"{name}.", rung, replay, plan.job.num_gpus)
+    check_cost(f"{name}.", rung, replay, plan.job)
     if replay.makespan_ns <= previous.makespan_ns:
         raise InputError(f"{name} is not slower than the plan before it")
     # What each uses above waiting for as long; files have rounded numbers.
-    if replay.effective_fj > previous.effective_fj + _TOLERANCE * replay.energy_fj:
+    if replay.effective_10fj > previous.effective_10fj + _TOLERANCE * replay.energy_10fj:
         raise InputError(
             f"{name} uses more than the plan before it even where there is time for both"
         )
@@ -387,9 +404,12 @@ def _deadline_ns(context: ProofContext) -> int | None:
             meant_ns = t_star_ns
         case _:
             return None
-    # Nothing uses less later than T_star, unless it is kept from using that little by then.
+    # Nothing uses less later than T_star, unless it is kept from using that little by then. Where
+    # a plan is later all the same, as one with a single clock a stage may be, it says when it ends.
     if target.kind in ("slowdown", "time") and not (context.is_limited and stated_ns == meant_ns):
-        meant_ns = min(meant_ns, t_star_ns)
+        ends_ns = context.replay.makespan_ns
+        is_late = t_star_ns < ends_ns == stated_ns <= meant_ns
+        meant_ns = ends_ns if is_late else min(meant_ns, t_star_ns)
     if target.straggler_time_s is not None:
         # The time that a straggler leaves may be used.
         meant_ns = max(meant_ns, min(ns_from_s_floor(target.straggler_time_s), stated_ns))
@@ -421,9 +441,11 @@ def _late_clock_bound_j(context: ProofContext) -> float:
     plan, frontier = context.plan, context.frontier
     stated, prices = plan.predicted.late_clock_prices, None
     if stated is not None:
-        prices = FlowPrices.of_arcs(frontier.pipeline, stated.arcs_uw(frontier.pipeline))
-    bound_fj = late_clock_bound_fj(frontier, plan.target.deadline_ns, context.clock_limits, prices)
-    return j_from_fj(bound_fj * plan.job.num_gpus)
+        prices = FlowPrices.of_arcs(frontier.pipeline, stated.arcs_10uw(frontier.pipeline))
+    bound_10fj = late_clock_bound_10fj(
+        frontier, plan.target.deadline_ns, context.clock_limits, prices
+    )
+    return j_from_10fj(bound_10fj * plan.job.num_gpus)
 
 
 def prove_waiting(context: ProofContext) -> Iterator[str]:
@@ -436,13 +458,14 @@ def prove_waiting(context: ProofContext) -> Iterator[str]:
     if straggler_s is None or not plan.iteration_time < straggler_s <= MAX_INTEGER:
         raise InputError(f"{name} goes with a target.straggler_time_s to wait for")
     straggler_ns = ns_from_s_floor(straggler_s)
-    bound_fj = max(0, frontier.waiting_bound_fj(straggler_ns))
+    bound_10fj = max(0, frontier.waiting_bound_10fj(straggler_ns))
     if plan.predicted.bound == "late-clocks":
-        late_fj = late_waiting_bound_fj(frontier, straggler_ns, context.clock_limits)
-        bound_fj = max(bound_fj, late_fj)
-    least_j = j_from_fj(bound_fj * plan.job.num_gpus)
+        late_10fj = late_waiting_bound_10fj(frontier, straggler_ns, context.clock_limits)
+        bound_10fj = max(bound_10fj, late_10fj)
+    least_j = j_from_10fj(bound_10fj * plan.job.num_gpus)
     _check_provable(name, stated_j, least_j)
-    check_stated(name, until, until_straggler(plan, straggler_s, stated_j), _TOLERANCE)
+    expected = until_straggler(plan, straggler_s, stated_j)
+    check_stated(name, until, expected, context.tolerance)
     yield (
         f"until the straggler has finished at {straggler_s!r} s, {until.energy_j!r} J are used; no "
         f"plan in time for it uses less than {least_j!r} J"
@@ -452,10 +475,13 @@ def prove_waiting(context: ProofContext) -> Iterator[str]:
 def _check_provable(name: str, stated_j: float, least_j: float) -> None:
     """Refuse a stated lower bound that is above the one that can be proved.
 
+    Slopes of the relaxation are rounded down to whole units of power. Those of envplan 0.1 were
+    finer, so its bounds are higher by less than that.
+
     Raises:
         InputError: it is.
     """
-    if stated_j > least_j * (1 + _TOLERANCE):
+    if stated_j > least_j * (1 + FINER_UNITS_TOLERANCE):
         raise InputError(
             f"{name}.energy_lower_bound_j is {stated_j!r}; only {least_j!r} can be proved"
         )

@@ -11,7 +11,7 @@ from envplan.devices.modelled import PublishedLatency, gpu
 from envplan.errors import InputError, NoAnswerError
 from envplan.replay import Ask, Machine
 from envplan.request.limits import MinDwell
-from envplan.units import j_from_fj, ns_from_s, s_from_ns
+from envplan.units import j_from_10fj, ns_from_s, s_from_ns
 
 #: Changes of clock this often were reported to slow NCCL down (NCCL#1551), s.
 _FREQUENT_S: Final = 0.05
@@ -73,7 +73,7 @@ def _effect(profile: envplan.Profile, plan: envplan.Plan, latency_s: float, ask:
 
     profile = profile.with_adjustments(plan.profile.adjustments or Adjustments())
     replay = replay_plan(plan, profile, machine=Machine(ns_from_s(latency_s), ask))
-    late_energy_j = j_from_fj(replay.energy_fj * plan.job.num_gpus)
+    late_energy_j = j_from_10fj(replay.energy_10fj * plan.job.num_gpus)
     time = signed_percent(100 * (s_from_ns(replay.makespan_ns) / plan.iteration_time - 1))
     energy = signed_percent(100 * (late_energy_j / plan.energy - 1))
     return f"{time}% time and {energy}% energy"

@@ -42,7 +42,7 @@ from envplan.plan.build import check_operations
 from envplan.profile import Profile
 from envplan.replay import Machine, Problem, Replay
 from envplan.request.limits import LimitContext
-from envplan.units import UW_PER_W, j_from_fj, s_from_ns
+from envplan.units import POWER_UNITS_PER_W, j_from_10fj, s_from_ns
 
 __all__ = ["apply_plan"]
 
@@ -194,9 +194,9 @@ def _stage_energies(problem: Problem, replay: Replay) -> list[StageEnergy]:
     """Energy of one GPU of each stage by a replay, and with every clock at its highest."""
     highest = problem.replay(problem.max_frequency_rows)
     return [
-        StageEnergy(planned_j=j_from_fj(planned_fj), baseline_j=j_from_fj(baseline_fj))
-        for planned_fj, baseline_fj in zip(
-            replay.stage_energies_fj, highest.stage_energies_fj, strict=True
+        StageEnergy(planned_j=j_from_10fj(planned_10fj), baseline_j=j_from_10fj(baseline_10fj))
+        for planned_10fj, baseline_10fj in zip(
+            replay.stage_energies_10fj, highest.stage_energies_10fj, strict=True
         )
     ]
 
@@ -255,8 +255,8 @@ def _stage_power(fitter: _ClockFitter, fitted: _FittedPlan, profile: Profile) ->
     """The highest power of one GPU of each stage, beside the limit that the profile states."""
     limit_w = profile.metadata.power_limit_w
     return [
-        StagePower(highest_w=power_uw / UW_PER_W, profile_limit_w=limit_w)
-        for power_uw in fitter.highest_powers_uw(fitted)
+        StagePower(highest_w=power_10uw / POWER_UNITS_PER_W, profile_limit_w=limit_w)
+        for power_10uw in fitter.highest_powers_10uw(fitted)
     ]
 
 
@@ -413,18 +413,18 @@ class _ClockFitter:
             for (stage, instruction, clock_raise), count in sorted(counts.items())
         ]
 
-    def highest_powers_uw(self, fitted: _FittedPlan) -> list[int]:
-        """The largest power of an operation, or of a part of one, of each stage, uW."""
-        powers_uw = [0] * self._problem.pipeline.num_stages
+    def highest_powers_10uw(self, fitted: _FittedPlan) -> list[int]:
+        """The largest power of an operation, or of a part of one, of each stage, 10 uW."""
+        powers_10uw = [0] * self._problem.pipeline.num_stages
         pipeline_operations = self._problem.pipeline.operations
         for number, (operation, fit) in enumerate(
             zip(pipeline_operations, fitted.operations, strict=True)
         ):
             table_number = self._table_of[number]
             option = self._option_at(table_number, fit.setting)
-            power_uw = int(self._problem.tables[table_number].peak_uw[option])
-            powers_uw[operation.stage] = max(powers_uw[operation.stage], power_uw)
-        return powers_uw
+            power_10uw = int(self._problem.tables[table_number].peak_10uw[option])
+            powers_10uw[operation.stage] = max(powers_10uw[operation.stage], power_10uw)
+        return powers_10uw
 
     def as_rung(self, fitted: _FittedPlan, num_gpus: int) -> Rung:
         """A fitted plan as it stands in a ladder.
@@ -438,7 +438,7 @@ class _ClockFitter:
         configs = [setting.config for setting in settings]
         return Rung(
             iteration_time_s=s_from_ns(fitted.replay.makespan_ns),
-            energy_j=j_from_fj(fitted.replay.energy_fj * num_gpus),
+            energy_j=j_from_10fj(fitted.replay.energy_10fj * num_gpus),
             frequencies_mhz=self._by_stage(frequencies),
             configs=self._by_stage(configs) if fitted.has_configs else None,
         )

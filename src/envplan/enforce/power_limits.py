@@ -28,7 +28,7 @@ from envplan.plan import Plan, as_referenced, check_reference, replay_plan
 from envplan.profile import Profile
 from envplan.replay import Problem, Replay
 from envplan.request.limits.power_ramp import PowerOverTime
-from envplan.units import UW_PER_W, j_from_fj, s_from_ns
+from envplan.units import POWER_UNITS_PER_W, j_from_10fj, s_from_ns
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -39,8 +39,8 @@ LIMITS_SCHEMA: Final = "envplan/power-limits/v1"
 JOB_SCHEMA: Final = "envplan/job-power/v1"
 #: Neighbouring windows of the ramp, ns.
 _RAMP_WINDOW_NS: Final = 10**9
-#: Profiles are rounded: so much above a limit is within it, uW.
-_TOLERANCE_UW: Final = 10_000
+#: Profiles are rounded: so much above a limit is within it, 10 uW.
+_TOLERANCE_10UW: Final = 1_000
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,15 @@ class DrawnPower:
     def over(cls, power: PowerOverTime) -> DrawnPower:
         """The figures of a power that changes over time."""
         lengths_ns = np.diff(power.times_ns)
-        energy_fj = sum(
-            uw * ns for uw, ns in zip(power.power_uw.tolist(), lengths_ns.tolist(), strict=True)
+        energy_10fj = sum(
+            power_10uw * ns
+            for power_10uw, ns in zip(power.power_10uw.tolist(), lengths_ns.tolist(), strict=True)
         )
         change = power.steepest_change(_RAMP_WINDOW_NS)
         return cls(
-            steady_w=energy_fj / power.period_ns / UW_PER_W,
-            peak_w=int(power.power_uw.max()) / UW_PER_W,
-            ramp_w_per_s=j_from_fj(change.change_fj),
+            steady_w=energy_10fj / power.period_ns / POWER_UNITS_PER_W,
+            peak_w=int(power.power_10uw.max()) / POWER_UNITS_PER_W,
+            ramp_w_per_s=j_from_10fj(change.change_10fj),
         )
 
 
@@ -189,9 +190,9 @@ def power_limits(
     return PowerLimits(
         limits_w=limits_w,
         iteration_time_s=s_from_ns(replay.makespan_ns),
-        energy_j=j_from_fj(replay.energy_fj * gpus_of_stage),
+        energy_j=j_from_10fj(replay.energy_10fj * gpus_of_stage),
         clocks_time_s=s_from_ns(clocks.makespan_ns),
-        clocks_energy_j=j_from_fj(clocks.energy_fj * gpus_of_stage),
+        clocks_energy_j=j_from_10fj(clocks.energy_10fj * gpus_of_stage),
         power=_job_power(replay, applied, "power limits"),
         clocks_power=_job_power(clocks, applied, "clocks"),
         applied=applied,
@@ -202,7 +203,7 @@ class _Score(NamedTuple):
     """What limits make of an iteration: its time, and its energy until the deadline."""
 
     time_ns: int
-    energy_fj: int
+    energy_10fj: int
 
 
 class _CappedJob:
@@ -222,9 +223,10 @@ class _CappedJob:
         begin, end = self._problem.pipeline.stage_begin[stage : stage + 2].tolist()
         limits_w: set[int] = set()
         for number in sorted(set(self._tables[begin:end])):
-            powers_uw = self._problem.tables[number].peak_uw.tolist()
+            powers_10uw = self._problem.tables[number].peak_10uw.tolist()
             limits_w.update(
-                math.ceil((power_uw - _TOLERANCE_UW) / UW_PER_W) for power_uw in powers_uw
+                math.ceil((power_10uw - _TOLERANCE_10UW) / POWER_UNITS_PER_W)
+                for power_10uw in powers_10uw
             )
         return sorted(limits_w - {0}) or [1]
 
@@ -273,10 +275,10 @@ class _CappedJob:
                 continue
             lowered = [*chosen[:stage], index - step, *chosen[stage + 1 :]]
             score = self._score(candidates, lowered, deadline_ns)
-            saved_fj = current.energy_fj - score.energy_fj
-            if score.time_ns > deadline_ns or saved_fj <= 0:
+            saved_10fj = current.energy_10fj - score.energy_10fj
+            if score.time_ns > deadline_ns or saved_10fj <= 0:
                 continue
-            merit = saved_fj / max(1, score.time_ns - current.time_ns)
+            merit = saved_10fj / max(1, score.time_ns - current.time_ns)
             if best is None or merit > best[0]:
                 best = merit, lowered, score
         return None if best is None else best[1:]
@@ -292,10 +294,14 @@ class _CappedJob:
         table = self._problem.tables[table_number]
         settings = self._problem.rows_by_setting[table_number].items()
         rows = [row for (_, config), row in settings if not config.startswith(MARK)]
-        within = [row for row in rows if table.peak_uw[row] <= limit_w * UW_PER_W + _TOLERANCE_UW]
+        within = [
+            row
+            for row in rows
+            if table.peak_10uw[row] <= limit_w * POWER_UNITS_PER_W + _TOLERANCE_10UW
+        ]
         if not within:
-            return min(rows, key=lambda row: int(table.peak_uw[row]))
-        return min(within, key=lambda row: (int(table.time_ns[row]), int(table.energy_fj[row])))
+            return min(rows, key=lambda row: int(table.peak_10uw[row]))
+        return min(within, key=lambda row: (int(table.time_ns[row]), int(table.energy_10fj[row])))
 
 
 def _limits_of(candidates: Sequence[Sequence[int]], chosen: Sequence[int]) -> list[int]:
@@ -335,19 +341,19 @@ def _stage_powers(replay: Replay) -> list[PowerOverTime]:
     parts = replay.parts
     stage_of_part = replay.problem.stage[parts.operation]
     powers = []
-    for stage, waiting_uw in enumerate(replay.problem.blocking_power_uw.tolist()):
+    for stage, waiting_10uw in enumerate(replay.problem.blocking_power_10uw.tolist()):
         times_ns = [0]
-        power_uw: list[int] = []
+        power_10uw: list[int] = []
         for index in np.flatnonzero(stage_of_part == stage).tolist():
             begin_ns, end_ns = int(parts.begin_ns[index]), int(parts.end_ns[index])
             if begin_ns > times_ns[-1]:
-                power_uw.append(waiting_uw)
+                power_10uw.append(waiting_10uw)
                 times_ns.append(begin_ns)
             if end_ns > begin_ns:
-                power_uw.append(int(parts.energy_fj[index]) // (end_ns - begin_ns))
+                power_10uw.append(int(parts.energy_10fj[index]) // (end_ns - begin_ns))
                 times_ns.append(end_ns)
         if replay.makespan_ns > times_ns[-1]:
-            power_uw.append(waiting_uw)
+            power_10uw.append(waiting_10uw)
             times_ns.append(replay.makespan_ns)
-        powers.append(PowerOverTime(np.array(times_ns), np.array(power_uw)))
+        powers.append(PowerOverTime(np.array(times_ns), np.array(power_10uw)))
     return powers

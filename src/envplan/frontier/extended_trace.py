@@ -23,7 +23,7 @@ class Solve(Protocol):
     """Solves the long pipeline from an optimum of the short one.
 
     The split is where rounds are put in; None: where that optimum repeats best. The point asked for
-    is that of a flow value, uW, or of a time, ns.
+    is that of a flow value, 10 uW, or of a time, ns.
     """
 
     def __call__(
@@ -31,7 +31,7 @@ class Solve(Protocol):
         optimum: Optimum,
         split: PipelineSplit | None = None,
         *,
-        flow_uw: int | None = None,
+        flow_10uw: int | None = None,
         time_ns: int | None = None,
     ) -> ParametricFlow:
         """The solver of the long pipeline, which stands at that point."""
@@ -57,20 +57,20 @@ class ExtendedTrace:
         num_inserted_rounds: int,
         solve: Solve,
     ) -> None:
-        short_times_ns, slopes_uw, _ = short.breakpoints()
+        short_times_ns, slopes_10uw, _ = short.breakpoints()
         first = interval.first_breakpoint
         indices = slice(first, first + len(interval.periods_ns))
         self._short = short
         self._solve = solve
         self._short_times_ns = short_times_ns[indices]
-        self._slopes_uw = slopes_uw[indices]
+        self._slopes_10uw = slopes_10uw[indices]
         self._times_ns = self._short_times_ns + num_inserted_rounds * interval.periods_ns
         self.start_time = int(self._times_ns[0])
-        self._costs_fj = self._integrated_costs_fj(interval.split)
+        self._costs_10fj = self._integrated_costs_10fj(interval.split)
 
     def breakpoints(self) -> Breakpoints:
         """The breakpoints as of a FrontierTrace."""
-        return Breakpoints(self._times_ns, self._slopes_uw, self._costs_fj)
+        return Breakpoints(self._times_ns, self._slopes_10uw, self._costs_10fj)
 
     def optimum_at(self, time_ns: int) -> Optimum:
         """The optimum at a time as of a FrontierTrace."""
@@ -87,22 +87,22 @@ class ExtendedTrace:
 
     def solver_near_end(self) -> ParametricFlow:
         """A solver of the long pipeline that stands a little before this ends."""
-        last_slope_uw = int(self._slopes_uw[-2])
-        return self._solve(self._short_optimum(self._short_times_ns[-1]), flow_uw=last_slope_uw)
+        last_slope_10uw = int(self._slopes_10uw[-2])
+        return self._solve(self._short_optimum(self._short_times_ns[-1]), flow_10uw=last_slope_10uw)
 
-    def _integrated_costs_fj(self, split: PipelineSplit) -> list[int]:
+    def _integrated_costs_10fj(self, split: PipelineSplit) -> list[int]:
         """Cost at each breakpoint: that of one point, and what slopes save from there on."""
-        slopes_uw = self._slopes_uw.tolist()
+        slopes_10uw = self._slopes_10uw.tolist()
         solver = self._solve(
-            self._short_optimum(self._short_times_ns[0]), split, flow_uw=slopes_uw[0]
+            self._short_optimum(self._short_times_ns[0]), split, flow_10uw=slopes_10uw[0]
         )
         assert self._times_ns[1] <= solver.time <= self.start_time
-        first_cost_fj = solver.cost - slopes_uw[0] * (self.start_time - solver.time)
+        first_cost_10fj = solver.cost - slopes_10uw[0] * (self.start_time - solver.time)
         drops_ns = (-np.diff(self._times_ns)).tolist()
-        saved_fj = [
-            slope_uw * drop_ns for slope_uw, drop_ns in zip(slopes_uw, drops_ns, strict=False)
+        saved_10fj = [
+            slope_10uw * drop_ns for slope_10uw, drop_ns in zip(slopes_10uw, drops_ns, strict=False)
         ]
-        return list(accumulate(saved_fj, initial=first_cost_fj))
+        return list(accumulate(saved_10fj, initial=first_cost_10fj))
 
     def _short_optimum(self, short_time_ns: int) -> Optimum:
         return self._short.optimum_at(int(short_time_ns))

@@ -30,11 +30,11 @@ class LevelledCurve(NamedTuple):
 
     Attributes:
         duration_ns: of each level, descending, (levels,).
-        slope_uw: what a ns less costs between each level and the next, ascending, (levels - 1,).
+        slope_10uw: what a ns less costs between each level and the next, ascending, (levels - 1,).
     """
 
     duration_ns: list[int]
-    slope_uw: list[int]
+    slope_10uw: list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +47,12 @@ class PiecewiseCosts:
     Attributes:
         begin: int32 (curves + 1,), first level of each curve.
         duration_ns: int64 (levels,).
-        slope_uw: int64 (levels,), what a ns less costs from each level on.
+        slope_10uw: int64 (levels,), what a ns less costs from each level on.
     """
 
     begin: IntArray
     duration_ns: TimeArray
-    slope_uw: FlowArray
+    slope_10uw: FlowArray
 
     @classmethod
     def from_curves(cls, curves: Sequence[LevelledCurve]) -> PiecewiseCosts:
@@ -61,14 +61,14 @@ class PiecewiseCosts:
         durations, slopes = list[int](), list[int]()
         for curve in curves:
             durations += curve.duration_ns
-            slopes += [*curve.slope_uw, _kernel.INFINITE]
+            slopes += [*curve.slope_10uw, _kernel.INFINITE]
         return cls(begin, np.array(durations, np.int64), np.array(slopes, np.int64))
 
     def curves(self) -> list[LevelledCurve]:
         """Each curve by itself."""
         return [
             LevelledCurve(
-                self.duration_ns[begin:end].tolist(), self.slope_uw[begin : end - 1].tolist()
+                self.duration_ns[begin:end].tolist(), self.slope_10uw[begin : end - 1].tolist()
             )
             for begin, end in pairwise(self.begin.tolist())
         ]
@@ -92,22 +92,22 @@ class PiecewiseCosts:
 
 def _chords(curve: LevelledCurve, stride: int) -> LevelledCurve:
     """The chords of a curve between every stride-th of its levels, and its last."""
-    costs_fj = [0]  # at each level, above the slowest
-    for slope_uw, (slower_ns, faster_ns) in zip(
-        curve.slope_uw, pairwise(curve.duration_ns), strict=True
+    costs_10fj = [0]  # at each level, above the slowest
+    for slope_10uw, (slower_ns, faster_ns) in zip(
+        curve.slope_10uw, pairwise(curve.duration_ns), strict=True
     ):
-        costs_fj.append(costs_fj[-1] + slope_uw * (slower_ns - faster_ns))
+        costs_10fj.append(costs_10fj[-1] + slope_10uw * (slower_ns - faster_ns))
     num_levels = len(curve.duration_ns)
     levels = sorted({*range(0, num_levels, stride), num_levels - 1})
     durations, slopes = curve.duration_ns[:1], list[int]()
     for slower, faster in pairwise(levels):
         saved_ns = curve.duration_ns[slower] - curve.duration_ns[faster]
-        slope_uw = (costs_fj[faster] - costs_fj[slower]) // saved_ns
-        if slopes and slope_uw <= slopes[-1]:
+        slope_10uw = (costs_10fj[faster] - costs_10fj[slower]) // saved_ns
+        if slopes and slope_10uw <= slopes[-1]:
             # Rounded down to the slope of the chord before: both become one chord.
             durations.pop()
         else:
-            slopes.append(slope_uw)
+            slopes.append(slope_10uw)
         durations.append(curve.duration_ns[faster])
     return LevelledCurve(durations, slopes)
 
@@ -126,7 +126,7 @@ class Network:
         curve: int32 (arcs,), the cost curve of each arc, an index into costs.
         costs: the cost curves of all arcs.
         cost_curves: the curves of the operations; curve c of costs is that of cost_curves[c].
-        base_cost_fj: sum of all operations' effective costs at their slowest, fJ.
+        base_cost_10fj: sum of all operations' effective costs at their slowest, 10 fJ.
     """
 
     num_operations: int
@@ -136,7 +136,7 @@ class Network:
     curve: IntArray
     costs: PiecewiseCosts
     cost_curves: tuple[CostCurve, ...]
-    base_cost_fj: int
+    base_cost_10fj: int
 
     @property
     def num_nodes(self) -> int:
@@ -176,7 +176,7 @@ class Network:
             self.curve,
             self.costs.begin,
             self.costs.duration_ns,
-            self.costs.slope_uw,
+            self.costs.slope_10uw,
             self.source,
             self.sink,
         )
@@ -198,14 +198,14 @@ class _Arcs(NamedTuple):
 def build_network(
     pipeline: Pipeline,
     profile: Profile,
-    blocking_power_uw: Sequence[int],
-    power_limit_uw: Sequence[int] | None = None,
+    blocking_power_10uw: Sequence[int],
+    power_limit_10uw: Sequence[int] | None = None,
 ) -> Network:
     """The activity network of a pipeline timed by a profile.
 
     Args:
-        blocking_power_uw: power of a waiting GPU on each pipeline stage, (num_stages,), uW.
-        power_limit_uw: for each operation, (N), uW: leave out its options of more power than
+        blocking_power_10uw: power of a waiting GPU on each pipeline stage, (num_stages,), 10 uW.
+        power_limit_10uw: for each operation, (N), 10 uW: leave out its options of more power than
             this, of which it must have others. None: leave out none.
 
     Raises:
@@ -213,7 +213,7 @@ def build_network(
     """
     num_operations = len(pipeline.operations)
     cost_curves, operation_curve = _operation_curves(
-        pipeline, profile, blocking_power_uw, power_limit_uw
+        pipeline, profile, blocking_power_10uw, power_limit_10uw
     )
     # A constant lag is a curve of one level. The arcs of the source and the sink have lag 0.
     lag_ns, lag_index = np.unique([*pipeline.succ_lag_ns.tolist(), 0], return_inverse=True)
@@ -243,7 +243,7 @@ def build_network(
         np.concatenate(columns).astype(np.int32) for columns in zip(*groups, strict=True)
     )
     operation_costs = [
-        LevelledCurve(hull.hull_time_ns.tolist(), hull.hull_slope_uw.tolist())
+        LevelledCurve(hull.hull_time_ns.tolist(), hull.hull_slope_10uw.tolist())
         for hull in cost_curves
     ]
     lag_costs = [LevelledCurve([duration_ns], []) for duration_ns in lag_ns.tolist()]
@@ -255,7 +255,7 @@ def build_network(
         curve=curve,
         costs=PiecewiseCosts.from_curves([*operation_costs, *lag_costs]),
         cost_curves=cost_curves,
-        base_cost_fj=sum(cost_curves[k].base_cost_fj for k in operation_curve.tolist()),
+        base_cost_10fj=sum(cost_curves[k].base_cost_10fj for k in operation_curve.tolist()),
     )
 
 
@@ -264,28 +264,28 @@ class _CurveKey(NamedTuple):
 
     profile_stage: int
     instruction: str
-    blocking_power_uw: int
-    power_limit_uw: int | None
+    blocking_power_10uw: int
+    power_limit_10uw: int | None
 
 
 def _operation_curves(
     pipeline: Pipeline,
     profile: Profile,
-    blocking_power_uw: Sequence[int],
-    power_limit_uw: Sequence[int] | None,
+    blocking_power_10uw: Sequence[int],
+    power_limit_10uw: Sequence[int] | None,
 ) -> tuple[tuple[CostCurve, ...], NDArray[np.int64]]:
     """The distinct cost curves of a pipeline's operations, and which one each has, (N,)."""
-    limits: Sequence[int | None] = power_limit_uw or [None] * len(pipeline.operations)
+    limits: Sequence[int | None] = power_limit_10uw or [None] * len(pipeline.operations)
     keys = [
-        _CurveKey(op.profile_stage, op.instruction, blocking_power_uw[op.stage], limit_uw)
-        for op, limit_uw in zip(pipeline.operations, limits, strict=True)
+        _CurveKey(op.profile_stage, op.instruction, blocking_power_10uw[op.stage], limit_10uw)
+        for op, limit_10uw in zip(pipeline.operations, limits, strict=True)
     ]
     number = {key: k for k, key in enumerate(dict.fromkeys(keys))}
     curves = tuple(
         cost_curve(
             profile.table(key.profile_stage, key.instruction),
-            key.blocking_power_uw,
-            key.power_limit_uw,
+            key.blocking_power_10uw,
+            key.power_limit_10uw,
         )
         for key in number
     )

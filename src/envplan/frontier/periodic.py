@@ -272,7 +272,7 @@ class PeriodicPipeline:
         origin = self._map_from(long, long_network, split)
         return Optimum(
             times_ns=self._extended_times_ns(optimum, origin, split, long.num_microbatches),
-            flow_uw=self._extended_flow_uw(optimum, origin),
+            flow_10uw=self._extended_flow_10uw(optimum, origin),
         )
 
     def _extended_times_ns(
@@ -288,12 +288,12 @@ class PeriodicPipeline:
         source_and_sink = [0, end_ns]
         return np.append(event_times_ns.ravel(), source_and_sink)
 
-    def _extended_flow_uw(self, optimum: Optimum, origin: LongToShort) -> NDArray[np.int64]:
+    def _extended_flow_10uw(self, optimum: Optimum, origin: LongToShort) -> NDArray[np.int64]:
         """Flows on the arcs of the long pipeline, int64 (arcs,); 0 where none stands for one."""
         operations_end = len(self._kind)
         precedences_end = operations_end + len(self._predecessor)
         operation_flow, precedence_flow, boundary_flow = np.split(
-            optimum.flow_uw, [operations_end, precedences_end]
+            optimum.flow_10uw, [operations_end, precedences_end]
         )
         # The last entry is that of MISSING.
         return np.concatenate(
@@ -354,7 +354,7 @@ class PeriodicPipeline:
 
     def _arcs_between(self, earliest_ns: int, latest_ns: int, optimum: Optimum) -> _ShiftedArcs:
         """Arcs that cross some moment from earliest_ns to latest_ns."""
-        network, times_ns, flow_uw = self._network, optimum.times_ns, optimum.flow_uw
+        network, times_ns, flow_10uw = self._network, optimum.times_ns, optimum.flow_10uw
         num_shifted = len(self._arc_one_round_later)  # all but those of the source and the sink
         tail, head = network.tail[:num_shifted], network.head[:num_shifted]
         arc = np.flatnonzero((times_ns[tail] < latest_ns) & (earliest_ns <= times_ns[head]))
@@ -367,8 +367,8 @@ class PeriodicPipeline:
             tail_ns=tail_ns,
             head_ns=head_ns,
             shift_ns=times_ns[tail[shifted]] - tail_ns,
-            has_flow=flow_uw[arc] > 0,
-            same_flow=exists & (flow_uw[arc] == flow_uw[shifted]),
+            has_flow=flow_10uw[arc] > 0,
+            same_flow=exists & (flow_10uw[arc] == flow_10uw[shifted]),
             slack_ns=head_ns - tail_ns - longest_ns,
         )
 

@@ -21,7 +21,7 @@ from envplan.frontier.warm_starts import WarmStarts
 from envplan.pipeline import Pipeline
 from envplan.profile import DEFAULT_BLOCKING_POWER_W, Profile
 from envplan.replay import Problem
-from envplan.units import MAX_INTEGER, j_from_fj, ns_from_s_floor, s_from_ns, uw_from_w, w_from_uw
+from envplan.units import MAX_INTEGER, in_10uw, j_from_10fj, ns_from_s_floor, s_from_ns, w_from_10uw
 
 BlockingPowerSource = Literal["profile", "argument", "default"]
 
@@ -54,11 +54,11 @@ class Relaxation:
     It knows no plan. What has not been traced is traced when somebody asks for it: all of it where
     breakpoints are wanted, for a single time only what is near.
 
-    Energies in J are per iteration over all GPUs, energies in fJ of one GPU a stage. The effective
-    cost of an iteration is its energy less that of waiting as long on all stages (Perseus, SOSP
-    2024). The time axis has three parts: from T_min to `max_time_ns` the frontier is traced; from
-    there on another trace tells how effective costs fall, in large pipelines for a part of the way
-    to T_max; beyond that convexity bounds them.
+    Energies in J are per iteration over all GPUs, energies in 10 fJ of one GPU a stage. The
+    effective cost of an iteration is its energy less that of waiting as long on all stages
+    (Perseus, SOSP 2024). The time axis has three parts: from T_min to `max_time_ns` the frontier is
+    traced; from there on another trace tells how effective costs fall, in large pipelines for a
+    part of the way to T_max; beyond that convexity bounds them.
 
     Copies of a frontier share what has been traced.
 
@@ -68,9 +68,9 @@ class Relaxation:
 
     Attributes:
         pipeline, profile, gpus_per_stage, replicas: what was traced.
-        blocking_power_uw: uW of a waiting GPU on each stage, (num_stages,).
+        blocking_power_10uw: 10 uW of a waiting GPU on each stage, (num_stages,).
         blocking_power_source: "argument", "profile" or "default".
-        total_power_uw: the sum of blocking_power_uw.
+        total_power_10uw: the sum of blocking_power_10uw.
         min_time_ns: T_min in whole ns.
         max_time_ns: the last breakpoint: T_star, or T_max where the full frontier was traced.
         slowest_time_ns: T_max, where every operation is at its least effective cost: a straggler
@@ -105,16 +105,16 @@ class Relaxation:
         self.pipeline = pipeline
         self.profile = profile
         powers, source = _blocking_powers(pipeline, profile, blocking_power)
-        self.blocking_power_uw = tuple(powers)
+        self.blocking_power_10uw = tuple(powers)
         self.blocking_power_source: BlockingPowerSource = source
         self.gpus_per_stage = gpus_per_stage
         self.replicas = replicas
-        self.total_power_uw: int = sum(powers)
+        self.total_power_10uw: int = sum(powers)
         with naming_units(profile.path):
             self.network = build_network(pipeline, profile, powers)
             self._starts = WarmStarts(pipeline, profile, powers, self.network)
-        from_flow_uw = None if full else self.total_power_uw
-        self.tracer = FrontierTracer(self._starts, from_flow_uw, profile.path)
+        from_flow_10uw = None if full else self.total_power_10uw
+        self.tracer = FrontierTracer(self._starts, from_flow_10uw, profile.path)
         self._past_t_star = _TracerOnDemand(self._traced_past_t_star)
         self.min_time_ns = self.tracer.min_time_ns
         self.max_time_ns = self.tracer.max_time_ns
@@ -192,7 +192,7 @@ class Relaxation:
     @cached_property
     def problem(self) -> Problem:
         """The pipeline with its option tables, as the replay takes it."""
-        return Problem(self.pipeline, self.profile, self.blocking_power_uw)
+        return Problem(self.pipeline, self.profile, self.blocking_power_10uw)
 
     @property
     def num_gpus(self) -> int:
@@ -202,7 +202,7 @@ class Relaxation:
     @property
     def blocking_power_w(self) -> tuple[float, ...]:
         """W of a waiting GPU on each stage, (num_stages,)."""
-        return tuple(w_from_uw(p) for p in self.blocking_power_uw)
+        return tuple(w_from_10uw(p) for p in self.blocking_power_10uw)
 
     def walk(self, time_ns: int | None = None, progress: Progress | None = None) -> Self:
         """Trace around a time, or the whole frontier; what has been traced is not traced again.
@@ -229,22 +229,22 @@ class Relaxation:
         return self.tracer.trace_fully().times_ns
 
     @property
-    def slopes_uw(self) -> list[int]:
-        """The negative slope of the relaxed effective cost below each breakpoint, uW, (n,).
+    def slopes_10uw(self) -> list[int]:
+        """The negative slope of the relaxed effective cost below each breakpoint, 10 uW, (n,).
 
         It is what the cheapest ns costs that is saved next. Meaningless for the first.
         """
-        return self.tracer.trace_fully().slopes_uw
+        return self.tracer.trace_fully().slopes_10uw
 
     @cached_property
     def min_energy_time_ns(self) -> int:
         """T_star in whole ns."""
         traced = self.tracer.main.curve
-        if traced.slopes_uw[-1] > self.total_power_uw or len(traced.times_ns) == 1:
+        if traced.slopes_10uw[-1] > self.total_power_10uw or len(traced.times_ns) == 1:
             return self.max_time_ns
         whole = self.tracer.trace_fully()
-        energies_fj = np.array(whole.energies_fj, dtype=object)  # beyond 64 bits
-        return int(whole.times_ns[np.argmin(energies_fj)])
+        energies_10fj = np.array(whole.energies_10fj, dtype=object)  # beyond 64 bits
+        return int(whole.times_ns[np.argmin(energies_10fj)])
 
     @property
     def min_time(self) -> float:
@@ -269,8 +269,8 @@ class Relaxation:
     @cached_property
     def energies(self) -> NDArray[np.float64]:
         """Least relaxed energy at each breakpoint, J, (n,)."""
-        energies_fj = self.tracer.trace_fully().energies_fj
-        return np.array([j_from_fj(energy_fj * self.num_gpus) for energy_fj in energies_fj])
+        energies_10fj = self.tracer.trace_fully().energies_10fj
+        return np.array([j_from_10fj(energy_10fj * self.num_gpus) for energy_10fj in energies_10fj])
 
     def energy_at(self, time: float) -> float:
         """Least relaxed energy of an iteration that ends by `time` s, in J: no plan can use less.
@@ -281,46 +281,46 @@ class Relaxation:
             NoAnswerError: time is below T_min.
         """
         time_ns = self.checked_ns(ns_from_s_floor(_finite(time, "time")))
-        return j_from_fj(self.lower_bound_fj(time_ns) * self.num_gpus)
+        return j_from_10fj(self.lower_bound_10fj(time_ns) * self.num_gpus)
 
-    def lower_bound_fj(self, time_ns: int) -> int:
-        """Least relaxed energy of an iteration that ends by a time, one GPU a stage, in fJ.
+    def lower_bound_10fj(self, time_ns: int) -> int:
+        """Least relaxed energy of an iteration that ends by a time, one GPU a stage, in 10 fJ.
 
         Args:
             time_ns: not below T_min, ns.
         """
         time_ns = min(time_ns, self.min_energy_time_ns)
-        return self.tracer.interval_at(time_ns).energy_fj(time_ns)
+        return self.tracer.interval_at(time_ns).energy_10fj(time_ns)
 
-    def waiting_bound_fj(self, time_ns: int) -> int:
-        """Least relaxed energy if everybody waits until a time, one GPU a stage, in fJ.
+    def waiting_bound_10fj(self, time_ns: int) -> int:
+        """Least relaxed energy if everybody waits until a time, one GPU a stage, in 10 fJ.
 
         Args:
             time_ns: not below T_min; beyond T_star, the first call traces further.
         """
-        return self.effective_bound_fj(time_ns) + self.total_power_uw * time_ns
+        return self.effective_bound_10fj(time_ns) + self.total_power_10uw * time_ns
 
-    def effective_bound_fj(self, time_ns: int) -> int:
-        """Least relaxed effective cost of an iteration that ends by a time, one GPU a stage, fJ.
+    def effective_bound_10fj(self, time_ns: int) -> int:
+        """Least relaxed effective cost of an iteration that ends by a time, one GPU a stage, 10 fJ.
 
         Args:
             time_ns: not below T_min, ns. The bound falls up to T_max.
         """
         tracer = self._tracer_for(time_ns)
         traced_ns = min(time_ns, tracer.max_time_ns)
-        energy_fj = tracer.interval_at(traced_ns).energy_fj(traced_ns)
-        effective_fj = energy_fj - self.total_power_uw * traced_ns
+        energy_10fj = tracer.interval_at(traced_ns).energy_10fj(traced_ns)
+        effective_10fj = energy_10fj - self.total_power_10uw * traced_ns
         # Effective costs are convex in time: beyond the trace they fall no faster than at its end.
-        last_slope_uw = self.total_power_uw // _SLOPE_FRACTION_PAST_T_STAR
-        effective_fj -= last_slope_uw * (time_ns - traced_ns)
-        return max(self.network.base_cost_fj, effective_fj)  # what they are at T_max
+        last_slope_10uw = self.total_power_10uw // _SLOPE_FRACTION_PAST_T_STAR
+        effective_10fj -= last_slope_10uw * (time_ns - traced_ns)
+        return max(self.network.base_cost_10fj, effective_10fj)  # what they are at T_max
 
-    def slope_uw(self, time_ns: int) -> int:
-        """The power that a ns more saves around a time, uW; all waiting GPUs' from T_star on."""
+    def slope_10uw(self, time_ns: int) -> int:
+        """The power that a ns more saves around a time, 10 uW; all waiting GPUs' from T_star on."""
         if self.min_time_ns == self.max_time_ns:
-            return self.total_power_uw
+            return self.total_power_10uw
         time_ns = min(max(self.min_time_ns + 1, time_ns), self.max_time_ns)
-        return max(self.tracer.segment_below(time_ns).slope_uw, self.total_power_uw)
+        return max(self.tracer.segment_below(time_ns).slope_10uw, self.total_power_10uw)
 
     def intervals_below(self, time_ns: int) -> Iterator[Segment]:
         """The straight pieces of the frontier below a time, the latest first, down to T_min.
@@ -341,17 +341,17 @@ class Relaxation:
         """The earliest time at which something holds; the latest where it does not before.
 
         Args:
-            holds: of a time, ns, and the relaxed energy of one GPU a stage then, fJ; once it holds,
-                it holds for later times up to latest_ns.
+            holds: of a time, ns, and the relaxed energy of one GPU a stage then, 10 fJ; once it
+                holds, it holds for later times up to latest_ns.
         """
         too_early_ns, holding_ns = self.min_time_ns - 1, latest_ns
         while holding_ns - too_early_ns > 1:
             middle_ns = (too_early_ns + holding_ns) // 2
             if middle_ns > self.min_energy_time_ns:
-                bound_fj = self.waiting_bound_fj(middle_ns)
+                bound_10fj = self.waiting_bound_10fj(middle_ns)
             else:
-                bound_fj = self.lower_bound_fj(middle_ns)
-            if holds(middle_ns, bound_fj):
+                bound_10fj = self.lower_bound_10fj(middle_ns)
+            if holds(middle_ns, bound_10fj):
                 holding_ns = middle_ns
             else:
                 too_early_ns = middle_ns
@@ -365,10 +365,10 @@ class Relaxation:
     def _traced_past_t_star(self) -> FrontierTracer:
         if self.max_time_ns == self.slowest_time_ns:
             return self.tracer
-        from_flow_uw = None
+        from_flow_10uw = None
         if len(self.pipeline.operations) > MAX_OPERATIONS_FROM_T_MAX:
-            from_flow_uw = self.total_power_uw // _SLOPE_FRACTION_PAST_T_STAR
-        return FrontierTracer(self._starts, from_flow_uw, self.profile.path)
+            from_flow_10uw = self.total_power_10uw // _SLOPE_FRACTION_PAST_T_STAR
+        return FrontierTracer(self._starts, from_flow_10uw, self.profile.path)
 
     def state_at(self, time_ns: int) -> Optimum:
         """The relaxed optimum at a time.
@@ -388,7 +388,7 @@ class Relaxation:
             traced_events * (slowest_ns - time_ns)
             + slowest_events.astype(object) * (time_ns - traced_ns)
         ) // (slowest_ns - traced_ns)
-        return Optimum(mean.astype(np.int64), optimum.flow_uw)
+        return Optimum(mean.astype(np.int64), optimum.flow_10uw)
 
     def _tracer_for(self, time_ns: int) -> FrontierTracer:
         """The tracer that knows a time, or comes nearest to it."""
@@ -422,20 +422,20 @@ class Relaxation:
 def _blocking_powers(
     pipeline: Pipeline, profile: Profile, argument: float | None
 ) -> tuple[list[int], BlockingPowerSource]:
-    """Power of a waiting GPU on each pipeline stage, uW, and where it comes from."""
+    """Power of a waiting GPU on each pipeline stage, 10 uW, and where it comes from."""
     if argument is not None:
         if not 0 <= _finite(argument, "blocking power") <= 1e5:
             raise InputError(f"blocking power must be between 0 and 100000 W, not {argument}")
-        return [uw_from_w(argument)] * pipeline.num_stages, "argument"
+        return [in_10uw(argument)] * pipeline.num_stages, "argument"
     if profile.blocking_power_w is None:
-        return [uw_from_w(DEFAULT_BLOCKING_POWER_W)] * pipeline.num_stages, "default"
+        return [in_10uw(DEFAULT_BLOCKING_POWER_W)] * pipeline.num_stages, "default"
     # Of a stage that runs several profile stages, its first operation's counts.
     profile_stage = {op.stage: op.profile_stage for op in reversed(pipeline.operations)}
-    powers_uw = [
-        uw_from_w(profile.blocking_power_w[profile_stage[stage]])
+    powers_10uw = [
+        in_10uw(profile.blocking_power_w[profile_stage[stage]])
         for stage in range(pipeline.num_stages)
     ]
-    return powers_uw, "profile"
+    return powers_10uw, "profile"
 
 
 def _finite(value: float, name: str) -> float:

@@ -58,12 +58,12 @@ class Segment(NamedTuple):
 
     Attributes:
         earlier_ns, later_ns: from where to where.
-        slope_uw: what a ns more saves.
+        slope_10uw: what a ns more saves.
     """
 
     earlier_ns: int
     later_ns: int
-    slope_uw: int
+    slope_10uw: int
 
 
 class FrontierCurve(NamedTuple):
@@ -71,13 +71,13 @@ class FrontierCurve(NamedTuple):
 
     Attributes:
         times_ns: ascending, int64 (n,).
-        slopes_uw: -dC/dT on the segment below each, (n,); meaningless for the first.
-        energies_fj: least relaxed energy at each, one GPU a stage, (n,).
+        slopes_10uw: -dC/dT on the segment below each, (n,); meaningless for the first.
+        energies_10fj: least relaxed energy at each, one GPU a stage, (n,).
     """
 
     times_ns: NDArray[np.int64]
-    slopes_uw: list[int]
-    energies_fj: list[int]
+    slopes_10uw: list[int]
+    energies_10fj: list[int]
 
 
 class TracedInterval:
@@ -135,19 +135,19 @@ class TracedInterval:
         self.traces += earlier.traces
         self._curve = None
 
-    def energy_fj(self, time_ns: int) -> int:
-        """Least relaxed energy at a time within, one GPU a stage, fJ."""
-        times_ns, slopes_uw, energies_fj = self.curve
+    def energy_10fj(self, time_ns: int) -> int:
+        """Least relaxed energy at a time within, one GPU a stage, 10 fJ."""
+        times_ns, slopes_10uw, energies_10fj = self.curve
         k = self._first_breakpoint_from(time_ns)
         before_ns = int(times_ns[k]) - time_ns
         # The slope is that of effective costs, without the power of waiting GPUs.
-        return energies_fj[k] + (slopes_uw[k] - self._starts.waiting_uw) * before_ns
+        return energies_10fj[k] + (slopes_10uw[k] - self._starts.waiting_10uw) * before_ns
 
     def segment_below(self, time_ns: int) -> Segment:
         """The straight piece that ends at a time within, after the earliest."""
         k = self._first_breakpoint_from(time_ns)
         earlier_ns = int(self.curve.times_ns[k - 1])
-        return Segment(earlier_ns, time_ns, self.curve.slopes_uw[k])
+        return Segment(earlier_ns, time_ns, self.curve.slopes_10uw[k])
 
     def optimum_at(self, time_ns: int) -> Optimum:
         """The optimum at a time within."""
@@ -163,14 +163,14 @@ class TracedInterval:
     def _joined_curve(self) -> FrontierCurve:
         """The breakpoints of all traces, in ascending order."""
         breakpoints = self._joined_breakpoints()
-        ascending = _corners(breakpoints.slopes_uw)[::-1]
+        ascending = _corners(breakpoints.slopes_10uw)[::-1]
         times_ns = breakpoints.times_ns[ascending]
-        base_fj, waiting_uw = self._starts.network.base_cost_fj, self._starts.waiting_uw
-        energies_fj = [
-            base_fj + breakpoints.costs_fj[k] + waiting_uw * time_ns
+        base_10fj, waiting_10uw = self._starts.network.base_cost_10fj, self._starts.waiting_10uw
+        energies_10fj = [
+            base_10fj + breakpoints.costs_10fj[k] + waiting_10uw * time_ns
             for k, time_ns in zip(ascending.tolist(), times_ns.tolist(), strict=True)
         ]
-        return FrontierCurve(times_ns, breakpoints.slopes_uw[ascending].tolist(), energies_fj)
+        return FrontierCurve(times_ns, breakpoints.slopes_10uw[ascending].tolist(), energies_10fj)
 
     def _joined_breakpoints(self) -> Breakpoints:
         """The breakpoints of all traces, the latest first."""
@@ -182,8 +182,8 @@ class TracedInterval:
         ]
         return Breakpoints(
             np.concatenate([record.times_ns for record in records]),
-            np.concatenate([record.slopes_uw for record in records]),
-            list(chain.from_iterable(record.costs_fj for record in records)),
+            np.concatenate([record.slopes_10uw for record in records]),
+            list(chain.from_iterable(record.costs_10fj for record in records)),
         )
 
 
@@ -191,20 +191,20 @@ def _breakpoints_after(record: Breakpoints, time_ns: int) -> Breakpoints:
     """Those of some breakpoints, the latest first, that are after a time."""
     num_after = int((record.times_ns > time_ns).sum())
     return Breakpoints(
-        record.times_ns[:num_after], record.slopes_uw[:num_after], record.costs_fj[:num_after]
+        record.times_ns[:num_after], record.slopes_10uw[:num_after], record.costs_10fj[:num_after]
     )
 
 
-def _corners(slopes_uw: NDArray[np.int64]) -> NDArray[np.int64]:
+def _corners(slopes_10uw: NDArray[np.int64]) -> NDArray[np.int64]:
     """Indices of the first point, the last one, and those between where the slope changes.
 
     Where a walk has paused or begun, a point is recorded and the slope stays as it is.
 
     Args:
-        slopes_uw: below each point, times descending, (n,).
+        slopes_10uw: below each point, times descending, (n,).
     """
-    is_corner = np.ones(len(slopes_uw), bool)
-    is_corner[1:-1] = slopes_uw[1:-1] != slopes_uw[:-2]
+    is_corner = np.ones(len(slopes_10uw), bool)
+    is_corner[1:-1] = slopes_10uw[1:-1] != slopes_10uw[:-2]
     return np.flatnonzero(is_corner)
 
 
@@ -227,7 +227,7 @@ class FrontierTracer:
 
     Args:
         starts: where walks of the network begin.
-        from_flow_uw: what a ns saves where the frontier begins; None: it begins at T_max.
+        from_flow_10uw: what a ns saves where the frontier begins; None: it begins at T_max.
         path: of the profile, to name in errors.
 
     Attributes:
@@ -236,15 +236,15 @@ class FrontierTracer:
         max_time_ns: the last breakpoint, ns.
     """
 
-    def __init__(self, starts: WarmStarts, from_flow_uw: int | None, path: Path | None) -> None:
+    def __init__(self, starts: WarmStarts, from_flow_10uw: int | None, path: Path | None) -> None:
         self._starts = starts
         self._path = path
-        self._begins_at_t_star = from_flow_uw == starts.waiting_uw
+        self._begins_at_t_star = from_flow_10uw == starts.waiting_10uw
         with naming_units(path):
-            if from_flow_uw is None:
+            if from_flow_10uw is None:
                 trace = starts.network.solver().trace()
             else:
-                trace = starts.solver_at_flow(from_flow_uw).trace(from_flow_uw)
+                trace = starts.solver_at_flow(from_flow_10uw).trace(from_flow_10uw)
             self.main = TracedInterval(trace, starts)
         self._partial: list[TracedInterval] = []
         self._lock = RLock()

@@ -76,7 +76,7 @@ class _TraceOfHalf(NamedTuple):
 class _Guess(NamedTuple):
     """A guess of an optimum: flows, and event times where these are of use."""
 
-    flow_uw: FlowArray
+    flow_10uw: FlowArray
     times_ns: TimeArray | None
 
 
@@ -105,7 +105,7 @@ class FewerLevels(Coarsening):
 
     def prolong(self, optimum: Optimum, split: PipelineSplit | None = None) -> _Guess:
         """The optimum itself."""
-        return _Guess(optimum.flow_uw, optimum.times_ns)
+        return _Guess(optimum.flow_10uw, optimum.times_ns)
 
 
 class FewerMicrobatches(Coarsening):
@@ -122,7 +122,7 @@ class FewerMicrobatches(Coarsening):
         extended = self.coarse.periodic.extended_optimum(
             optimum, self._long, self._long_network, split
         )
-        return _Guess(extended.flow_uw, extended.times_ns if self.guesses_times else None)
+        return _Guess(extended.flow_10uw, extended.times_ns if self.guesses_times else None)
 
 
 class WarmStarts:
@@ -130,7 +130,7 @@ class WarmStarts:
 
     Attributes:
         pipeline, network: what is solved.
-        waiting_uw: what all waiting GPUs draw together, the flow value at T_star.
+        waiting_10uw: what all waiting GPUs draw together, the flow value at T_star.
         coarsening: where guesses come from; None for the coarsest network.
     """
 
@@ -138,18 +138,18 @@ class WarmStarts:
         self,
         pipeline: Pipeline,
         profile: Profile,
-        blocking_power_uw: Sequence[int],
+        blocking_power_10uw: Sequence[int],
         network: Network,
     ) -> None:
         self.pipeline = pipeline
         self.network = network
-        self.waiting_uw = sum(blocking_power_uw)
-        self._blocking_power_uw = blocking_power_uw
+        self.waiting_10uw = sum(blocking_power_10uw)
+        self._blocking_power_10uw = blocking_power_10uw
         self.coarsening = self._coarsened(profile)
 
     def _coarsened(self, profile: Profile) -> Coarsening | None:
         """The next coarser network, if one is worth it."""
-        powers = self._blocking_power_uw
+        powers = self._blocking_power_10uw
         short = short_pipeline(self.pipeline)
         if short is not None:
             network = build_network(short, profile, powers)
@@ -162,19 +162,19 @@ class WarmStarts:
             return None
         return FewerLevels(WarmStarts(self.pipeline, profile, powers, thinned))
 
-    def solver_at_flow(self, flow_uw: int) -> ParametricFlow:
+    def solver_at_flow(self, flow_10uw: int) -> ParametricFlow:
         """A solver that stands where a ns is worth so much."""
         if self.coarsening is None:
             solver = self.network.solver()
             star = self._optimum_at_t_star
-            solver.solve_at_flow(star.flow_uw, star.times_ns, flow_uw)
+            solver.solve_at_flow(star.flow_10uw, star.times_ns, flow_10uw)
             return solver
         coarse = self.coarsening.coarse
-        if flow_uw == self.waiting_uw:
+        if flow_10uw == self.waiting_10uw:
             optimum = coarse._optimum_at_t_star
         else:
-            optimum = coarse.solver_at_flow(flow_uw).optimum()
-        return self._solver_from(optimum, flow_uw=flow_uw)
+            optimum = coarse.solver_at_flow(flow_10uw).optimum()
+        return self._solver_from(optimum, flow_10uw=flow_10uw)
 
     def solver_at_time(self, time_ns: int) -> ParametricFlow | None:
         """A solver that stands at a time from T_min to T_star, or a little later.
@@ -189,7 +189,7 @@ class WarmStarts:
         solver = self._jump(time_ns, self.pipeline.num_microbatches, tolerance_ns)
         if not 0 <= solver.time - time_ns <= tolerance_ns:
             optimum = solver.optimum()
-            solver.solve_at_time(optimum.flow_uw, optimum.times_ns, time_ns)
+            solver.solve_at_time(optimum.flow_10uw, optimum.times_ns, time_ns)
         return solver
 
     def extended_traces(self, half: FrontierHalf) -> list[ExtendedTrace]:
@@ -224,7 +224,7 @@ class WarmStarts:
 
     def _trace_of_half(self, half: FrontierHalf) -> _TraceOfHalf | None:
         """The trace of a half; None where no start is found quickly."""
-        trace = self.solver_at_flow(self.waiting_uw).trace(self.waiting_uw)
+        trace = self.solver_at_flow(self.waiting_10uw).trace(self.waiting_10uw)
         t_min_ns, t_star_ns = trace.min_time, trace.end_time
         middle_ns = t_min_ns + int((t_star_ns - t_min_ns) * _HALF_WORK_FRACTION)
         if half is FrontierHalf.LATER:
@@ -239,19 +239,19 @@ class WarmStarts:
         optimum: Optimum,
         split: PipelineSplit | None = None,
         *,
-        flow_uw: int | None = None,
+        flow_10uw: int | None = None,
         time_ns: int | None = None,
     ) -> ParametricFlow:
         """A solver that jumps from a coarser optimum to a flow value, or to a time."""
         assert self.coarsening is not None
         guess = self.coarsening.prolong(optimum, split)
         solver = self.network.solver()
-        if flow_uw is not None:
-            solver.solve_at_flow(guess.flow_uw, guess.times_ns, flow_uw)
+        if flow_10uw is not None:
+            solver.solve_at_flow(guess.flow_10uw, guess.times_ns, flow_10uw)
         else:
             assert guess.times_ns is not None
             assert time_ns is not None
-            solver.solve_at_time(guess.flow_uw, guess.times_ns, time_ns)
+            solver.solve_at_time(guess.flow_10uw, guess.times_ns, time_ns)
         return solver
 
     def _jump(self, target_ns: int, num_microbatches: int, tolerance_ns: int) -> ParametricFlow:
@@ -269,7 +269,7 @@ class WarmStarts:
         between kept in a bracket.
         """
         if self.coarsening is None:
-            solver = self.solver_at_flow(self.waiting_uw)
+            solver = self.solver_at_flow(self.waiting_10uw)
         else:
             solver = self._jump(target_ns, num_microbatches, _COARSER_TOLERANCE * tolerance_ns)
 
@@ -281,7 +281,7 @@ class WarmStarts:
         growth = num_microbatches / self.pipeline.num_microbatches  # of lateness with the time
         while late_ns < -tolerance_ns and solver.time < solver.max_time:
             later_ns = solver.time + 1 - int(_OVERSHOOT * late_ns / growth)
-            solver.solve_at_time(optimum.flow_uw, optimum.times_ns, later_ns)
+            solver.solve_at_time(optimum.flow_10uw, optimum.times_ns, later_ns)
             optimum = solver.optimum()
             late_ns = lateness_ns(optimum)
 
@@ -302,22 +302,22 @@ class WarmStarts:
     @cached_property
     def _optimum_at_t_star(self) -> Optimum:
         if self.coarsening is not None:
-            return self.solver_at_flow(self.waiting_uw).optimum()
+            return self.solver_at_flow(self.waiting_10uw).optimum()
         solver = self.network.solver()
-        flow_uw = self._chain_flow()
-        solver.solve_at_flow(flow_uw, None, self.waiting_uw, is_rough=True)
+        flow_10uw = self._chain_flow()
+        solver.solve_at_flow(flow_10uw, None, self.waiting_10uw, is_rough=True)
         return solver.optimum()
 
     def _chain_flow(self) -> FlowArray:
         """The flow if no stage ever waited for another: its power along its own chain, (arcs,)."""
         operations_of_stage = np.diff(self.pipeline.stage_begin)
         stage = np.repeat(np.arange(self.pipeline.num_stages), operations_of_stage)  # (N,)
-        power_uw = np.array(self._blocking_power_uw, np.int64)[stage]  # (N,)
+        power_10uw = np.array(self._blocking_power_10uw, np.int64)[stage]  # (N,)
         arcs = self.network.precedence_arcs
         predecessor = operation_of_node(self.network.tail[arcs])
         successor = operation_of_node(self.network.head[arcs])
         is_next_of_stage = (stage[predecessor] == stage[successor]) & (successor == predecessor + 1)
-        flow_uw = np.zeros(len(self.network.tail), np.int64)
-        flow_uw[: len(stage)] = power_uw
-        flow_uw[arcs] = np.where(is_next_of_stage, power_uw[predecessor], 0)
-        return flow_uw
+        flow_10uw = np.zeros(len(self.network.tail), np.int64)
+        flow_10uw[: len(stage)] = power_10uw
+        flow_10uw[arcs] = np.where(is_next_of_stage, power_10uw[predecessor], 0)
+        return flow_10uw

@@ -15,7 +15,7 @@ from envplan.errors import InputError, shown
 
 #: The schedule name of a pipeline that comes from a DAG.
 DAG_SCHEDULE: Final = "dag"
-MAX_OPERATIONS: Final = 2**20
+MAX_OPERATIONS: Final = 2**21
 MAX_LATENCY_S: Final = 1e9
 
 Latency = Annotated[float, Field(ge=0, le=MAX_LATENCY_S)]

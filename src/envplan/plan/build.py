@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,18 @@ from envplan.plan.target import ClockTiming, Target, clock_timing_of
 from envplan.profile import Adjustments, Profile, builtin_paths
 from envplan.replay import Machine, Problem, Replay
 from envplan.request import Request
-from envplan.units import UW_PER_W, j_from_fj, ns_from_s_floor, s_from_ns
+from envplan.units import (
+    FINER_UNITS_TOLERANCE,
+    POWER_UNITS_PER_W,
+    j_from_10fj,
+    ns_from_s_floor,
+    s_from_ns,
+)
+
+#: How far energies may lie from their recomputation, relatively: files of envplan 0.1 counted them
+#: in fJ. Those of single operations may be as small as a mJ.
+_ENERGY_TOLERANCE: Final = 1e-14
+_OPERATION_TOLERANCE: Final = 1e-11
 
 
 def build_plan(
@@ -44,7 +55,7 @@ def build_plan(
     *,
     target: Target,
     request: Request | None = None,
-    bound_fj: int | None = None,
+    bound_10fj: int | None = None,
     bound: Bound = "relaxation",
     planner: str = "frontier",
 ) -> Plan:
@@ -54,15 +65,15 @@ def build_plan(
         frontier: of what the replay is of.
         target: what was asked, and the deadline that was planned for.
         request: the same as a request, for plans of the planner frontier.
-        bound_fj: the least that a replay by the deadline can use for one GPU a stage, fJ; default:
-            the relaxed bound, less what the replay's roundings may gain.
+        bound_10fj: the least that a replay by the deadline can use for one GPU a stage, 10 fJ;
+            default: the relaxed bound, less what the replay's roundings may gain.
         bound: what that follows from.
         planner: what chose the options.
     """
-    if bound_fj is None:
-        bound_fj = frontier.lower_bound_fj(max(frontier.min_time_ns, target.deadline_ns))
-        bound_fj -= rounding_allowance_fj(replay)
-    bound_fj = max(0, bound_fj) * frontier.num_gpus
+    if bound_10fj is None:
+        bound_10fj = frontier.lower_bound_10fj(max(frontier.min_time_ns, target.deadline_ns))
+        bound_10fj -= rounding_allowance_10fj(replay)
+    bound_10fj = max(0, bound_10fj) * frontier.num_gpus
     clock_timing = ClockTiming() if request is None else clock_timing_of(request)
     job = Job(
         **frontier.pipeline.to_job(),
@@ -75,7 +86,7 @@ def build_plan(
     return plan_of(
         replay,
         job,
-        bound_fj,
+        bound_10fj,
         bound,
         profile=reference_to(frontier.profile),
         target=target,
@@ -103,30 +114,30 @@ def _printable(name: str) -> str:
 
 
 def plan_of(
-    replay: Replay, job: Job, bound_fj: int, bound: Bound = "relaxation", **fields: Any
+    replay: Replay, job: Job, bound_10fj: int, bound: Bound = "relaxation", **fields: Any
 ) -> Plan:
     """The plan of a replay, with what it saves on maximum frequency.
 
     Args:
-        bound_fj: least energy of all GPUs, fJ.
+        bound_10fj: least energy of all GPUs, 10 fJ.
         fields: further ones of the plan: planner, profile, target and request.
     """
     return Plan(
         schema=PLAN_SCHEMA,
         job=job,
-        predicted=predict(replay, job.num_gpus, bound_fj, bound),
+        predicted=predict(replay, job.num_gpus, bound_10fj, bound),
         stages=planned_operations(replay),
         **fields,
     )
 
 
 def predict(
-    replay: Replay, num_gpus: int, bound_fj: int = 0, bound: Bound = "relaxation"
+    replay: Replay, num_gpus: int, bound_10fj: int = 0, bound: Bound = "relaxation"
 ) -> Predicted:
     """The prediction of a replay, beside the same at maximum frequency, under the same noise.
 
     Args:
-        bound_fj: least energy of all GPUs, fJ.
+        bound_10fj: least energy of all GPUs, 10 fJ.
     """
     problem = replay.problem
     planned = _totals(replay, num_gpus)
@@ -136,9 +147,9 @@ def predict(
     saved_j = baseline.energy_j - planned.energy_j
     return Predicted(
         **dict(planned),
-        energy_lower_bound_j=j_from_fj(bound_fj),
+        energy_lower_bound_j=j_from_10fj(bound_10fj),
         bound=bound,
-        gap=gap_over(planned.energy_j, j_from_fj(bound_fj)),
+        gap=gap_over(planned.energy_j, j_from_10fj(bound_10fj)),
         baseline=baseline,
         savings_percent=percent(saved_j, baseline.energy_j),
         slowdown_percent=percent(lost_s, baseline.iteration_time_s),
@@ -147,16 +158,18 @@ def predict(
 
 def _totals(replay: Replay, num_gpus: int) -> Baseline:
     """Time, energy and average power of an iteration, all GPUs."""
-    time_ns, energy_fj = replay.makespan_ns, replay.energy_fj * num_gpus
+    time_ns, energy_10fj = replay.makespan_ns, replay.energy_10fj * num_gpus
     return Baseline(
         iteration_time_s=s_from_ns(time_ns),
-        energy_j=j_from_fj(energy_fj),
-        average_power_w=energy_fj / (time_ns * UW_PER_W),
+        energy_j=j_from_10fj(energy_10fj),
+        average_power_w=energy_10fj / (time_ns * POWER_UNITS_PER_W),
     )
 
 
-def rounding_allowance_fj(replay: Replay) -> int:
-    """The most by which a replay's roundings may undercut the relaxed bound, one GPU a stage, fJ.
+def rounding_allowance_10fj(replay: Replay) -> int:
+    """The most by which a replay's roundings may undercut the relaxed bound, 10 fJ.
+
+    Of one GPU a stage.
 
     The relaxed bound holds for clocks that come late, too: an operation that does a share x of its
     work at one clock and 1 - x at another takes x t_a + (1 - x) t_b and has the effective cost
@@ -165,36 +178,36 @@ def rounding_allowance_fj(replay: Replay) -> int:
     clock what is left of the operation becomes a whole number of ns, up to one more than its share:
     at the power of its clock, p, this adds p - P to the effective cost, which is more than -P for
     one ns, while the relaxed curve does not rise with time. And each part's energy is rounded, by
-    half a fJ at most.
+    half a unit at most.
     """
     if replay.machine.latency_ns == 0:
         return 0
     problem = replay.problem
     num_parts = np.bincount(replay.parts.operation, minlength=len(replay.rows))
-    waiting_uw = problem.blocking_power_uw[problem.stage]
-    # 1 ns of waiting for each change of clock, 1 fJ for each part.
-    allowances_fj = (num_parts - 1) * waiting_uw + num_parts
-    return int(allowances_fj[num_parts > 1].sum())
+    waiting_10uw = problem.blocking_power_10uw[problem.stage]
+    # 1 ns of waiting for each change of clock, 1 unit of energy for each part.
+    allowances_10fj = (num_parts - 1) * waiting_10uw + num_parts
+    return int(allowances_10fj[num_parts > 1].sum())
 
 
 def note_straggler(
-    plan: Plan, frontier: Relaxation, replay: Replay, time: float, bound_fj: int = 0
+    plan: Plan, frontier: Relaxation, replay: Replay, time: float, bound_10fj: int = 0
 ) -> Plan:
     """The plan, with what it and its waiting for a straggler cost, against the least possible.
 
     Args:
         replay: of the plan.
         time: when the straggler has finished, s.
-        bound_fj: the least that a replay can use until then for one GPU a stage, fJ; the relaxed
-            bound holds as well.
+        bound_10fj: the least that a replay can use until then for one GPU a stage, 10 fJ; the
+            relaxed bound holds as well.
     """
     time_ns = ns_from_s_floor(time)
     target = plan.target.model_copy(update={"straggler_time_s": time})
     until = None
     if time > plan.iteration_time and time_ns >= frontier.min_time_ns:
-        relaxed_fj = frontier.waiting_bound_fj(time_ns) - rounding_allowance_fj(replay)
-        bound_fj = max(0, relaxed_fj, bound_fj)
-        until = until_straggler(plan, time, j_from_fj(bound_fj * frontier.num_gpus))
+        relaxed_10fj = frontier.waiting_bound_10fj(time_ns) - rounding_allowance_10fj(replay)
+        bound_10fj = max(0, relaxed_10fj, bound_10fj)
+        until = until_straggler(plan, time, j_from_10fj(bound_10fj * frontier.num_gpus))
     predicted = plan.predicted.model_copy(update={"until_straggler": until})
     return plan.model_copy(update={"target": target, "predicted": predicted})
 
@@ -218,7 +231,7 @@ def gap_over(energy_j: float, bound_j: float) -> float:
     if energy_j <= bound_j:
         return 0.0
     # A profile may say that everything is free, so that the bound is 0.
-    return energy_j / max(bound_j, j_from_fj(1)) - 1
+    return energy_j / max(bound_j, j_from_10fj(1)) - 1
 
 
 def percent(part: float, whole: float) -> float:
@@ -230,7 +243,10 @@ def planned_operations(replay: Replay) -> list[list[PlannedOperation]]:
     """For each stage its operations as plan.json lists them, in execution order."""
     problem = replay.problem
     entries = problem.over_all(replay.rows)
-    times_ns, energies_fj = problem.time_ns[entries].tolist(), problem.energy_fj[entries].tolist()
+    times_ns, energies_10fj = (
+        problem.time_ns[entries].tolist(),
+        problem.energy_10fj[entries].tolist(),
+    )
     starts_ns, options, tables = replay.starts_ns.tolist(), replay.rows.tolist(), problem.table
     planned = []
     for number, operation in enumerate(problem.pipeline.operations):
@@ -244,7 +260,7 @@ def planned_operations(replay: Replay) -> list[list[PlannedOperation]]:
                 config=table.config[option],
                 start_s=s_from_ns(starts_ns[number]),
                 time_s=s_from_ns(times_ns[number]),
-                energy_j=j_from_fj(energies_fj[number]),
+                energy_j=j_from_10fj(energies_10fj[number]),
             )
         )
     stage_bounds = pairwise(problem.pipeline.stage_begin.tolist())
@@ -275,7 +291,7 @@ def replay_plan(
     problem, planned, rung = plan.job.problem(profile), plan.job.machine, plan.as_rung()
     check_operations(plan, problem.pipeline)
     replay = problem.replay(rung_rows("stages", rung, problem), planned)
-    check_stated("stages", plan.stages, planned_operations(replay))
+    check_stated("stages", plan.stages, planned_operations(replay), _OPERATION_TOLERANCE)
     if machine is None or machine == planned:
         return replay
     configs: set[str] = set()
@@ -301,7 +317,7 @@ def beyond_raw_rows(plan: Plan, profile: Profile) -> Excess:
     raw = problem.replay(rung_rows("stages", plan.as_rung(), problem), plan.job.machine)
     return Excess(
         time=raw.makespan_ns / planned.makespan_ns - 1,
-        energy=raw.energy_fj / planned.energy_fj - 1,
+        energy=raw.energy_10fj / planned.energy_10fj - 1,
     )
 
 
@@ -408,19 +424,20 @@ def _operation_words(operation: Operation | PlannedOperation) -> str:
     return f"{operation.instruction} of microbatch {operation.microbatch}, chunk {operation.chunk}"
 
 
-def check_cost(name: str, stated: Any, replay: Replay, gpus: int) -> None:
-    """Check that a plan takes and uses what it states, to the last ns and fJ.
+def check_cost(name: str, stated: Any, replay: Replay, job: Job) -> None:
+    """Check that a plan takes and uses what it states, to the last ns and the last digits of J.
 
     Args:
         name: what stands before its fields' names in an error.
         stated: what has iteration_time_s and energy_j.
-        gpus: that each operation stands for.
+        job: of the plan.
 
     Raises:
         InputError: it does not.
     """
-    time_s, energy_j = s_from_ns(replay.makespan_ns), j_from_fj(replay.energy_fj * gpus)
-    check_stated(f"{name}energy_j", stated.energy_j, energy_j)
+    time_s, energy_j = s_from_ns(replay.makespan_ns), j_from_10fj(replay.energy_10fj * job.num_gpus)
+    tolerance = _ENERGY_TOLERANCE if job.is_in_whole_units else FINER_UNITS_TOLERANCE
+    check_stated(f"{name}energy_j", stated.energy_j, energy_j, tolerance)
     check_stated(f"{name}iteration_time_s", stated.iteration_time_s, time_s)
 
 

@@ -30,7 +30,7 @@ from envplan.plan.target import target_of
 from envplan.profile import Profile
 from envplan.replay import Problem, Replay
 from envplan.request import Request
-from envplan.units import fj_from_j, ns_from_s_floor
+from envplan.units import in_10fj, ns_from_s_floor
 
 FRONTIER_SCHEMA: Final = "envplan/frontier/v1"
 _TOLERANCE: Final = 1e-9
@@ -216,7 +216,7 @@ class FrontierFile(Document):
         return plan_of(
             in_time[-1].replayed("the plan", problem),
             self.job,
-            fj_from_j(self.energy_at(deadline_s)),
+            in_10fj(self.energy_at(deadline_s)),
             profile=self.profile,
             target=target_of(request, ns_from_s_floor(deadline_s)),
             planner="frontier",

@@ -92,16 +92,16 @@ class PriceClasses:
         """How many classes there may be; some have no precedence."""
         return self.num_kinds * self.num_positions
 
-    def mean(self, arcs_uw: NDArray[np.int64]) -> NDArray[np.float64]:
+    def mean(self, arcs_10uw: NDArray[np.int64]) -> NDArray[np.float64]:
         """The mean of some prices in each class, 0 where it has no precedence, (num_classes,)."""
         sums, counts = np.zeros(self.num_classes), np.zeros(self.num_classes)
-        np.add.at(sums, self.of_precedences, arcs_uw)
+        np.add.at(sums, self.of_precedences, arcs_10uw)
         np.add.at(counts, self.of_precedences, 1)
         return sums / np.maximum(counts, 1)
 
 
 class LateClockPrices(Model):
-    """Prices that the bound of late and held clocks follows from, uW.
+    """Prices that the bound of late and held clocks follows from, 10 uW.
 
     Any prices give a valid bound, so nothing has to be believed of them (docs/theory.md).
     """
@@ -116,13 +116,16 @@ class LateClockPrices(Model):
     )
 
     @classmethod
-    def of_classes(cls, classes: PriceClasses, prices_uw: NDArray[np.int64]) -> LateClockPrices:
+    def of_classes(cls, classes: PriceClasses, prices_10uw: NDArray[np.int64]) -> LateClockPrices:
         """Prices by class, as a plan's file has them."""
+        prices_uw = 10 * prices_10uw
         by_kind = prices_uw.reshape(classes.num_kinds, classes.num_positions)
         return cls(num_ends=classes.num_ends, prices_uw=by_kind.tolist())
 
-    def arcs_uw(self, pipeline: Pipeline) -> NDArray[np.int64]:
-        """The price of each precedence of a pipeline, int64 (E,).
+    def arcs_10uw(self, pipeline: Pipeline) -> NDArray[np.int64]:
+        """The price of each precedence of a pipeline, 10 uW, int64 (E,).
+
+        Files of envplan 0.1 have prices between two units: they are rounded down.
 
         Raises:
             InputError: the pipeline has other kinds of precedences.
@@ -135,7 +138,7 @@ class LateClockPrices(Model):
                 f"precedence ({classes.num_kinds}) with one price for each position "
                 f"({classes.num_positions})"
             )
-        flat = np.array(self.prices_uw, np.int64).reshape(-1)
+        flat = np.array(self.prices_uw, np.int64).reshape(-1) // 10
         return flat[classes.of_precedences]
 
 

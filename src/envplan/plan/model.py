@@ -1,7 +1,7 @@
 """Plans: one frequency for every operation, and what they cost.
 
 A plan is a file, plan.json ("envplan/plan/v1"), whose models are below. Times in it are seconds,
-energies joules, powers watts; each is the exact integer that envplan counts in (ns, fJ, uW),
+energies joules, powers watts; each is the exact integer that envplan counts in (ns, 10 fJ, 10 uW),
 correctly rounded to a float and written so that it reads back the same.
 
 `python -m tools.schemas` writes the JSON Schema of the format anew.
@@ -29,7 +29,7 @@ from envplan.profile import Adjustments, Profile
 from envplan.replay import Ask, Machine, Problem
 from envplan.request import Request
 from envplan.request.limits import Robustness
-from envplan.units import fj_from_j, j_from_fj, ns_from_s, uw_from_w
+from envplan.units import in_10fj, in_10uw, j_from_10fj, ns_from_s, w_from_10uw
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,9 +86,14 @@ class Job(PipelineSpec):
         return Pipeline.from_job(self.model_dump(exclude_none=True))
 
     @property
-    def waiting_uw(self) -> int:
-        """Power of all GPUs while they wait, uW."""
-        return sum(map(uw_from_w, self.blocking_power_w)) * self.num_gpus
+    def is_in_whole_units(self) -> bool:
+        """Whether its powers are counted in units of 10 uW; files of envplan 0.1 may have uW."""
+        return all(watts == w_from_10uw(in_10uw(watts)) for watts in self.blocking_power_w)
+
+    @property
+    def waiting_10uw(self) -> int:
+        """Power of all GPUs while they wait, 10 uW."""
+        return sum(map(in_10uw, self.blocking_power_w)) * self.num_gpus
 
     @property
     def machine(self) -> Machine:
@@ -106,7 +111,7 @@ class Job(PipelineSpec):
             raise InputError(
                 f"job.blocking_power_w has {len(powers)} values for {pipeline.num_stages} stages"
             )
-        return Problem(pipeline, profile, [uw_from_w(power) for power in powers])
+        return Problem(pipeline, profile, [in_10uw(power) for power in powers])
 
 
 class ProfileReference(Model):
@@ -298,7 +303,7 @@ class Plan(Document):
         """
         begin_s = self.iteration_time if since is None else since
         waiting_ns = max(0, ns_from_s(sync_time) - ns_from_s(begin_s))
-        return j_from_fj(self.job.waiting_uw * waiting_ns)
+        return j_from_10fj(self.job.waiting_10uw * waiting_ns)
 
     def until(self, sync_time: float, time: float, energy: float) -> TimeAndEnergy:
         """Time and energy of an iteration of this job, s and J, that waits for a straggler.
@@ -311,12 +316,12 @@ class Plan(Document):
         return TimeAndEnergy(max(time, sync_time), energy + waiting_j)
 
     @property
-    def effective_fj(self) -> int:
-        """Energy above that of waiting for as long, all GPUs, fJ.
+    def effective_10fj(self) -> int:
+        """Energy above that of waiting for as long, all GPUs, 10 fJ.
 
         Of two plans in time for a straggler, the one with less uses less until it is finished.
         """
-        return fj_from_j(self.energy) - self.job.waiting_uw * ns_from_s(self.iteration_time)
+        return in_10fj(self.energy) - self.job.waiting_10uw * ns_from_s(self.iteration_time)
 
     def with_ladder(self, plans: Sequence[Plan]) -> Self:
         """This plan, carrying those of `plans`, by ascending time, that are worth following.
@@ -328,7 +333,7 @@ class Plan(Document):
         rungs = []
         for plan in plans:
             slower = plan.iteration_time > best.iteration_time
-            if slower and plan.effective_fj < best.effective_fj:
+            if slower and plan.effective_10fj < best.effective_10fj:
                 rungs.append(plan.as_rung())
                 best = plan
         return self.model_copy(update={"ladder": rungs})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from envplan.plan.model import Plan
 from envplan.profile import Profile
 from envplan.profile.reading import OptionKey
-from envplan.units import j_from_fj
+from envplan.units import j_from_10fj
 
 __all__ = ["SavingsRange", "savings_by_model_error"]
 
@@ -27,23 +28,21 @@ class _Factor(NamedTuple):
     Attributes:
         instruction: on all stages.
         frequency_mhz: at this clock; None: at all clocks.
-        error: its standard deviation.
     """
 
     instruction: str
     frequency_mhz: int | None
-    error: float
 
 
-class _Share(NamedTuple):
-    """Energy of the rows that are off together: of the plan and of its baseline, J."""
+class _Deviation(NamedTuple):
+    """What one standard deviation of a factor does to energies: of the plan and its baseline, J."""
 
     plan_j: float = 0.0
     baseline_j: float = 0.0
 
-    def with_more(self, more: _Share) -> _Share:
-        """Both together."""
-        return _Share(self.plan_j + more.plan_j, self.baseline_j + more.baseline_j)
+    def with_more(self, error: float, plan_j: float, baseline_j: float) -> _Deviation:
+        """With the energies of further operations, which it changes by that fraction."""
+        return _Deviation(self.plan_j + error * plan_j, self.baseline_j + error * baseline_j)
 
 
 def savings_by_model_error(plan: Plan, profile: Profile) -> SavingsRange | None:
@@ -60,40 +59,37 @@ def savings_by_model_error(plan: Plan, profile: Profile) -> SavingsRange | None:
     between_clocks = profile.metadata.model_error_between_clocks
     if between_clocks is None or plan.predicted.baseline.energy_j <= 0:
         return None
-    by_factor = _shares_by_factor(plan, profile, between_clocks)
     energy_j, baseline_j = plan.energy, plan.predicted.baseline.energy_j
     variance = 0.0
-    for factor, share in by_factor.items():
-        change_j = share.baseline_j * energy_j / baseline_j - share.plan_j
-        variance += (factor.error * change_j / baseline_j) ** 2
-    percent, deviation = plan.predicted.savings_percent, 100 * math.sqrt(variance)
-    return SavingsRange(percent - deviation, percent + deviation)
+    for deviation in _deviations(plan, profile, between_clocks):
+        change_j = deviation.baseline_j * energy_j / baseline_j - deviation.plan_j
+        variance += (change_j / baseline_j) ** 2
+    percent, spread = plan.predicted.savings_percent, 100 * math.sqrt(variance)
+    return SavingsRange(percent - spread, percent + spread)
 
 
-def _shares_by_factor(plan: Plan, profile: Profile, between_clocks: float) -> dict[_Factor, _Share]:
-    """The energies that each factor changes."""
+def _deviations(plan: Plan, profile: Profile, between_clocks: float) -> Iterable[_Deviation]:
+    """What each factor does."""
     profile_stages = {
         (op.stage, op.instruction, op.microbatch, op.chunk): op.profile_stage
         for op in plan.job.pipeline().operations
     }
-    shares: defaultdict[_Factor, _Share] = defaultdict(_Share)
+    deviations: defaultdict[_Factor, _Deviation] = defaultdict(_Deviation)
+
+    def add(stage: int, instruction: str, mhz: int, plan_j: float, baseline_j: float) -> None:
+        whole = profile.energy_spreads.get(OptionKey(stage, instruction, mhz, ""), 0.0)
+        common = math.sqrt(max(0.0, whole**2 - between_clocks**2))
+        of_all, of_clock = _Factor(instruction, None), _Factor(instruction, mhz)
+        deviations[of_all] = deviations[of_all].with_more(common, plan_j, baseline_j)
+        deviations[of_clock] = deviations[of_clock].with_more(between_clocks, plan_j, baseline_j)
+
+    num_gpus = plan.job.num_gpus
     for stage, operations in enumerate(plan.stages):
         for planned in operations:
             instruction, microbatch = planned.instruction, planned.microbatch
             profile_stage = profile_stages[stage, instruction, microbatch, planned.chunk]
             fastest = profile.table(profile_stage, instruction).options()[0]
-            plan_share = _Share(plan_j=planned.energy_j * plan.job.num_gpus)
-            baseline_share = _Share(baseline_j=j_from_fj(fastest.energy_fj) * plan.job.num_gpus)
-            for mhz, share in (
-                (planned.frequency_mhz, plan_share),
-                (fastest.frequency_mhz, baseline_share),
-            ):
-                whole = profile.energy_spreads.get(OptionKey(profile_stage, instruction, mhz, ""))
-                common = math.sqrt(max(0.0, (whole or 0.0) ** 2 - between_clocks**2))
-                # Errors of an instruction differ little between stages and clocks.
-                for factor in (
-                    _Factor(instruction, None, round(common, 2)),
-                    _Factor(instruction, mhz, between_clocks),
-                ):
-                    shares[factor] = shares[factor].with_more(share)
-    return dict(shares)
+            fastest_j = j_from_10fj(fastest.energy_10fj)
+            add(profile_stage, instruction, planned.frequency_mhz, num_gpus * planned.energy_j, 0.0)
+            add(profile_stage, instruction, fastest.frequency_mhz, 0.0, num_gpus * fastest_j)
+    return deviations.values()

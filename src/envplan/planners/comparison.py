@@ -23,7 +23,7 @@ from envplan.planners.zeus import ZeusPlanner
 from envplan.profile import Profile
 from envplan.request import Request
 from envplan.solve import Frontier
-from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
+from envplan.units import j_from_10fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -406,8 +406,8 @@ def _straggler_outcome(
     """
     frontier = entry.frontier
     least_j = min(_energy_until(plan, end_s) for plan in rivals if plan.iteration_time <= end_s)
-    bound_fj = max(0, frontier.waiting_bound_fj(ns_from_s(end_s)))
-    until = until_straggler(entry.plan, end_s, j_from_fj(bound_fj * frontier.num_gpus))
+    bound_10fj = max(0, frontier.waiting_bound_10fj(ns_from_s(end_s)))
+    until = until_straggler(entry.plan, end_s, j_from_10fj(bound_10fj * frontier.num_gpus))
     return StragglerOutcome(
         extrinsic_bloat_j=_energy_until(ours, end_s) - least_j,
         energy_j=until.energy_j,
@@ -424,6 +424,8 @@ def _energy_until(plan: Plan, sync_time_s: float) -> float:
 def _own_frontier(planner: ZeusPlanner, frontier: Frontier) -> list[TimeEnergy]:
     """The frontier of a planner that has one of its own, ascending time."""
     return [
-        TimeEnergy(s_from_ns(replay.makespan_ns), j_from_fj(replay.energy_fj * frontier.num_gpus))
+        TimeEnergy(
+            s_from_ns(replay.makespan_ns), j_from_10fj(replay.energy_10fj * frontier.num_gpus)
+        )
         for replay in planner.undominated_replays(frontier)
     ]

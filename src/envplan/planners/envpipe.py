@@ -226,8 +226,8 @@ def _valley_mhz(operations: Sequence[tuple[ClockOptions, int]]) -> int:
         operations: clocks, and how many operations have them.
     """
 
-    def energy_fj(mhz: int) -> int:
-        return sum(count * clocks.energy_fj[clocks.at_least(mhz)] for clocks, count in operations)
+    def energy_10fj(mhz: int) -> int:
+        return sum(count * clocks.energy_10fj[clocks.at_least(mhz)] for clocks, count in operations)
 
     clocks_mhz = all_clocks(clocks for clocks, _ in operations)
-    return min(reversed(clocks_mhz), key=energy_fj)
+    return min(reversed(clocks_mhz), key=energy_10fj)

@@ -30,10 +30,10 @@ class ZeusPlanner(Planner, ABC):
         """This planner's own frontier: replays by ascending time, and so by descending energy."""
         problem = frontier.problem
         replays = [problem.replay(choice) for choice in self.choices(UniformClocks(problem))]
-        replays.sort(key=lambda replay: (replay.makespan_ns, replay.energy_fj))
+        replays.sort(key=lambda replay: (replay.makespan_ns, replay.energy_10fj))
         undominated: list[Replay] = []
         for replay in replays:
-            if not undominated or replay.energy_fj < undominated[-1].energy_fj:
+            if not undominated or replay.energy_10fj < undominated[-1].energy_10fj:
                 undominated.append(replay)
         return undominated
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from envplan.planners import TimeEnergy
 from envplan.plotting.frontier import ENVPIPE_BOUND_LABEL, look_of
 from envplan.plotting.titles import T_MIN_LABEL, T_STAR_LABEL, with_unit
-from envplan.units import UW_PER_W, s_from_ns
+from envplan.units import POWER_UNITS_PER_W, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
@@ -326,7 +326,7 @@ class OperationColumns:
         """The columns of a timeline, its instructions numbered as in a list of them."""
         runs, replay = timeline.operations, timeline.replay
         times_ns = (replay.finishes_ns - replay.starts_ns).tolist()
-        energies_fj = replay.energies_fj.tolist()
+        energies_10fj = replay.energies_10fj.tolist()
         number = {instruction: index for index, instruction in enumerate(instructions)}
         return cls(
             microbatches=[run.microbatch for run in runs],
@@ -336,7 +336,7 @@ class OperationColumns:
             starts_s=[run.start_s for run in runs],
             times_s=list(map(s_from_ns, times_ns)),
             frequencies_mhz=[run.frequency_mhz for run in runs],
-            power_w=list(map(_average_power_w, energies_fj, times_ns)),
+            power_w=list(map(_average_power_w, energies_10fj, times_ns)),
             slacks_s=[run.could_stretch_s for run in runs],
             critical=[int(run.critical_path) for run in runs],
         )
@@ -478,14 +478,14 @@ def _part_span(piece: Slice) -> PartSpan:
         begin_s=s_from_ns(piece.start_ns),
         end_s=s_from_ns(piece.finish_ns),
         frequency_mhz=piece.frequency_mhz,
-        power_w=_average_power_w(piece.energy_fj, piece.finish_ns - piece.start_ns),
+        power_w=_average_power_w(piece.energy_10fj, piece.finish_ns - piece.start_ns),
         part=piece.part,
     )
 
 
-def _average_power_w(energy_fj: int, time_ns: int) -> float:
+def _average_power_w(energy_10fj: int, time_ns: int) -> float:
     """Average power to the milliwatt; 0 of what takes no time."""
-    return round(energy_fj / (time_ns * UW_PER_W), 3) if time_ns else 0.0
+    return round(energy_10fj / (time_ns * POWER_UNITS_PER_W), 3) if time_ns else 0.0
 
 
 @dataclass(frozen=True)

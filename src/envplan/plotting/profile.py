@@ -9,7 +9,7 @@ import numpy as np
 
 from envplan.plotting.figures import figure, label_axes
 from envplan.plotting.titles import modelled_suffix, workload_title
-from envplan.units import UW_PER_W
+from envplan.units import POWER_UNITS_PER_W
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,7 +141,7 @@ def _plateau_of(table: OptionTable) -> Plateau | None:
     """The clocks at the top of a table that bring next to no speed, if they span enough."""
     by_clock = table.frequency_mhz.argsort(kind="stable")
     clocks_mhz, times_ns = table.frequency_mhz[by_clock], table.time_ns[by_clock]
-    power_w = table.energy_fj[by_clock] / times_ns / UW_PER_W
+    power_w = table.energy_10fj[by_clock] / times_ns / POWER_UNITS_PER_W
     as_fast = times_ns <= (1 + _FLAT) * times_ns.min()
     is_flat = as_fast & (power_w >= (1 - 2 * _FLAT) * power_w.max())
     # The plateau begins after the last clock that is not flat.

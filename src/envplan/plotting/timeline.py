@@ -464,8 +464,8 @@ def _title(timeline: Timeline, before: Timeline | None) -> str:
     if timeline.sync_time_ns > timeline.iteration_time_ns:
         parts.append(f"all wait until {timeline.sync_time:#.4g} s")
     parts.append(with_unit(timeline.energy, "J"))
-    if before is not None and before is not timeline and before.energy_fj:
-        saved_percent = 100 * (1 - timeline.energy_fj / before.energy_fj)
+    if before is not None and before is not timeline and before.energy_10fj:
+        saved_percent = 100 * (1 - timeline.energy_10fj / before.energy_10fj)
         slower_percent = 100 * (timeline.iteration_time_ns / before.iteration_time_ns - 1)
         parts.append(savings_words(saved_percent, slower_percent))
     return f"{name}: {', '.join(parts)}"

@@ -10,7 +10,7 @@ operation; order of first appearance is order of execution), `time_std`, `energy
 `samples`; other columns are ignored. Rows whose instruction is `blocking` give the power of a GPU
 that waits for a neighbour. A sidecar NAME.meta.json beside NAME.csv may say where it comes from.
 
-Times and energies become integers (ns, fJ) here, and everything after this module trusts them.
+Times and energies become integers (ns, 10 fJ) here, and everything after this module trusts them.
 
 Enters: a profile's files. Leaves: tables of options, their cost curves, the pipeline of the job.
 Imports pipeline/ only; everything from replay/ on may import it.

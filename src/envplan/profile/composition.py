@@ -21,7 +21,7 @@ from envplan._io.documents import Model
 from envplan.errors import InputError
 from envplan.profile.options import OptionTable, PowerSegments
 from envplan.profile.part_costs import ClockSetting, ExactCost, IntArray, PartCosts
-from envplan.units import MAX_INTEGER, ns_from_s, uw_from_w
+from envplan.units import MAX_INTEGER, in_10uw, ns_from_s
 
 #: How much more energy an option left out may save where nobody says, as a fraction.
 DEFAULT_WITHIN: Final = 2e-3
@@ -115,22 +115,22 @@ def _mixed_settings(parts: PartCosts, rule: ByParts, where: str) -> IntArray:
         InputError: there are more options than can be kept, or costs are out of range.
     """
     num_settings, num_parts = parts.time_ns.shape
-    waiting_uw = uw_from_w(rule.blocking_power_w or 0.0)
-    _check_range(parts, waiting_uw, where)
+    waiting_10uw = in_10uw(rule.blocking_power_w or 0.0)
+    _check_range(parts, waiting_10uw, where)
     # The kernel numbers options of parts one after the other: part by part, and by setting.
     first_of_part = num_settings * np.arange(num_parts)
     ends_of_clocks = np.flatnonzero(np.diff(parts.frequency_mhz, append=-1)) + 1
-    least_energy_fj = int(parts.energy_fj.min(axis=0).sum())
+    least_energy_10fj = int(parts.energy_10fj.min(axis=0).sum())
     try:
         numbered = _kernel.compose(
             (first_of_part[:, None] + ends_of_clocks).astype(np.int32),
             parts.time_ns.T.ravel(),
-            parts.energy_fj.T.ravel(),
+            parts.energy_10fj.T.ravel(),
             parts.follows_clock.astype(np.uint8),
             ns_from_s(rule.switch_latency_s),
             ns_from_s(rule.min_hold_s),
-            waiting_uw,
-            int(rule.within * least_energy_fj),
+            waiting_10uw,
+            int(rule.within * least_energy_10fj),
             _MAX_CHOICES,
         )
     except OverflowError as error:
@@ -144,10 +144,10 @@ def _mixed_settings(parts: PartCosts, rule: ByParts, where: str) -> IntArray:
     return mixed
 
 
-def _check_range(parts: PartCosts, waiting_uw: int, where: str) -> None:
-    highest_energy_fj = float(parts.energy_fj.max(axis=0).sum(dtype=float))
-    waiting_fj = waiting_uw * int(parts.time_ns.max(axis=0).sum())
-    if max(highest_energy_fj, waiting_fj) > MAX_INTEGER:
+def _check_range(parts: PartCosts, waiting_10uw: int, where: str) -> None:
+    highest_energy_10fj = float(parts.energy_10fj.max(axis=0).sum(dtype=float))
+    waiting_10fj = waiting_10uw * int(parts.time_ns.max(axis=0).sum())
+    if max(highest_energy_10fj, waiting_10fj) > MAX_INTEGER:
         raise InputError(
             f"{where}: its parts, or waiting as long as they take, cost too much for exact 64-bit "
             "arithmetic; check that times are in seconds and energies in joules"
@@ -160,7 +160,7 @@ class PartRun(NamedTuple):
     part: str
     frequency_mhz: int
     time_ns: int
-    energy_fj: int
+    energy_10fj: int
 
 
 def part_runs(table: OptionTable, option: int, latency_ns: int) -> list[PartRun]:
@@ -196,11 +196,11 @@ def part_runs(table: OptionTable, option: int, latency_ns: int) -> list[PartRun]
             while pending and pending[0][0] <= now_ns:
                 clock_mhz = pending.popleft()[1]
             row = row_of.get(ClockSetting(clock_mhz, config), planned_rows[part])
-            time_ns, energy_fj = int(parts.time_ns[row, part]), int(parts.energy_fj[row, part])
+            time_ns, energy_10fj = int(parts.time_ns[row, part]), int(parts.energy_10fj[row, part])
             remaining_ns, whole_ns = -(-remaining_ns * time_ns // whole_ns), time_ns
             run_ns = min(remaining_ns, pending[0][0] - now_ns) if pending else remaining_ns
-            used_fj = (2 * energy_fj * run_ns + time_ns) // (2 * time_ns)
-            runs.append(PartRun(name, clock_mhz, run_ns, used_fj))
+            used_10fj = (2 * energy_10fj * run_ns + time_ns) // (2 * time_ns)
+            runs.append(PartRun(name, clock_mhz, run_ns, used_10fj))
             now_ns += run_ns
             remaining_ns -= run_ns
     return runs
@@ -237,4 +237,4 @@ def _segments_at(table: OptionTable, option: int, latency_ns: int) -> list[Exact
     if not table.changes_clock[option]:
         return table.segments.of_option(option)
     runs = part_runs(table, option, latency_ns)
-    return [ExactCost(run.time_ns, run.energy_fj) for run in runs]
+    return [ExactCost(run.time_ns, run.energy_10fj) for run in runs]

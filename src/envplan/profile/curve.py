@@ -25,24 +25,24 @@ class CostCurve:
     Attributes:
         option: indices into the table of its Pareto options, shape (p,).
         time_ns: their times, ns, shape (p,), strictly ascending.
-        cost_fj: their effective costs, fJ, shape (p,), strictly descending.
+        cost_10fj: their effective costs, 10 fJ, shape (p,), strictly descending.
         hull_time_ns: vertices of the lower convex hull, ns, shape (k + 1,), slowest first.
-        hull_slope_uw: marginal cost of going from vertex j to the faster vertex j + 1, uW (fJ per
-            ns saved), shape (k,), positive and strictly ascending, rounded down.
-        base_cost_fj: the curve's value at its slowest vertex, fJ.
+        hull_slope_10uw: marginal cost of going from vertex j to the faster vertex j + 1, 10 uW
+            (10 fJ per ns saved), shape (k,), positive and strictly ascending, rounded down.
+        base_cost_10fj: the curve's value at its slowest vertex, 10 fJ.
     """
 
     option: IntArray
     time_ns: IntArray
-    cost_fj: IntArray
+    cost_10fj: IntArray
     hull_time_ns: IntArray
-    hull_slope_uw: IntArray
-    base_cost_fj: int
+    hull_slope_10uw: IntArray
+    base_cost_10fj: int
 
 
 @lru_cache(maxsize=1024)  # short pipelines that stand for long ones have the same
 def cost_curve(
-    table: OptionTable, blocking_power_uw: int, power_limit_uw: int | None = None
+    table: OptionTable, blocking_power_10uw: int, power_limit_10uw: int | None = None
 ) -> CostCurve:
     """Pareto options of a table by time and effective cost, and their lower convex hull.
 
@@ -50,8 +50,8 @@ def cost_curve(
 
     Args:
         table: the options, n >= 1 of them.
-        blocking_power_uw: power of the waiting GPU, uW, not negative.
-        power_limit_uw: leave out options that draw more power than this, uW; at least one has
+        blocking_power_10uw: power of the waiting GPU, 10 uW, not negative.
+        power_limit_10uw: leave out options that draw more power than this, 10 uW; at least one has
             less. None: take them all.
 
     Returns:
@@ -61,15 +61,15 @@ def cost_curve(
         InputError: costs or slopes do not fit the integer range.
     """
     times: list[int] = table.time_ns.tolist()
-    energies: list[int] = table.energy_fj.tolist()
+    energies: list[int] = table.energy_10fj.tolist()
     costs = [
-        energy - blocking_power_uw * time for energy, time in zip(energies, times, strict=True)
+        energy - blocking_power_10uw * time for energy, time in zip(energies, times, strict=True)
     ]
     if min(costs) < -MAX_INTEGER:
         raise _out_of_range(table)
     admissible: Iterable[int] = range(len(costs))
-    if power_limit_uw is not None:
-        admissible = np.flatnonzero(table.peak_uw <= power_limit_uw).tolist()
+    if power_limit_10uw is not None:
+        admissible = np.flatnonzero(table.peak_10uw <= power_limit_10uw).tolist()
     pareto = _pareto_options(costs, admissible)
     hull = _lower_hull([(times[option], costs[option]) for option in pareto])
     vertices, slopes = _floor_slopes(hull)
@@ -78,10 +78,10 @@ def cost_curve(
     return CostCurve(
         option=frozen(pareto),
         time_ns=frozen([times[option] for option in pareto]),
-        cost_fj=frozen([costs[option] for option in pareto]),
+        cost_10fj=frozen([costs[option] for option in pareto]),
         hull_time_ns=frozen(vertices),
-        hull_slope_uw=frozen(slopes),
-        base_cost_fj=hull[-1][1],
+        hull_slope_10uw=frozen(slopes),
+        base_cost_10fj=hull[-1][1],
     )
 
 

@@ -20,14 +20,14 @@ from envplan.profile.instructions import BACKWARD_HALVES
 from envplan.profile.options import OptionTable
 from envplan.profile.part_costs import CostsByOperation, OperationKey, PartCosts
 from envplan.profile.smoothing import without_noise
-from envplan.units import FJ_PER_J, MAX_OPERATION_J
+from envplan.units import ENERGY_UNITS_PER_J, MAX_OPERATION_J
 
 #: The backward of a linear layer is two matrix products of equal size, one for its input's gradient
 #: and one for its weights' (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024).
 DEFAULT_BACKWARD_INPUT_SHARE: Final = 0.5
 
 #: Sums must stay where single rows may lie.
-_MAX_FJ: Final = MAX_OPERATION_J * FJ_PER_J
+_MAX_10FJ: Final = MAX_OPERATION_J * ENERGY_UNITS_PER_J
 _MAX_NS: Final = 10**18
 
 
@@ -134,13 +134,13 @@ def _split(backward: PartCosts, input_share: float) -> tuple[PartCosts, PartCost
         input_share: the part of its time and energy that the gradient of the input takes.
     """
     input_ns = np.rint(backward.time_ns * input_share).astype(np.int64)
-    input_fj = np.rint(backward.energy_fj * input_share).astype(np.int64)
+    input_10fj = np.rint(backward.energy_10fj * input_share).astype(np.int64)
     return (
-        replace(backward, time_ns=np.maximum(1, input_ns), energy_fj=input_fj),
+        replace(backward, time_ns=np.maximum(1, input_ns), energy_10fj=input_10fj),
         replace(
             backward,
             time_ns=np.maximum(1, backward.time_ns - input_ns),
-            energy_fj=backward.energy_fj - input_fj,
+            energy_10fj=backward.energy_10fj - input_10fj,
         ),
     )
 
@@ -169,13 +169,13 @@ def _sum(
     left_rows = [left.settings.index(setting) for setting in settings]
     right_rows = [right.settings.index(setting) for setting in settings]
     times_ns = left.time_ns[left_rows] + right.time_ns[right_rows][:, parts]
-    energies_fj = left.energy_fj[left_rows] + right.energy_fj[right_rows][:, parts]
+    energies_10fj = left.energy_10fj[left_rows] + right.energy_10fj[right_rows][:, parts]
     is_too_long = times_ns.sum(axis=1).max() > _MAX_NS
-    highest_fj = energies_fj.sum(axis=1, dtype=float).max()
+    highest_10fj = energies_10fj.sum(axis=1, dtype=float).max()
     # Two that lie within the range of a profile wrap around to below 0 where they leave it.
-    if is_too_long or highest_fj > _MAX_FJ or energies_fj.min() < 0:
+    if is_too_long or highest_10fj > _MAX_10FJ or energies_10fj.min() < 0:
         raise InputError(
             f"{both} together take more than 1e9 s or {MAX_OPERATION_J} J; check the units"
         )
     follows_clock = left.follows_clock | right.follows_clock[parts]
-    return PartCosts(left.names, follows_clock, settings, times_ns, energies_fj)
+    return PartCosts(left.names, follows_clock, settings, times_ns, energies_10fj)

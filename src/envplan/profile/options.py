@@ -21,22 +21,22 @@ class PowerSegments(NamedTuple):
     Attributes:
         begin: the first segment of each option and, at the end, the number of all, int64 (n + 1,).
         time_ns: how long each lasts, int64 (k,), ns.
-        energy_fj: energy of each, int64 (k,), fJ.
+        energy_10fj: energy of each, int64 (k,), 10 fJ.
     """
 
     begin: IntArray
     time_ns: IntArray
-    energy_fj: IntArray
+    energy_10fj: IntArray
 
     @property
-    def power_uw(self) -> IntArray:
-        """The average power of each segment, rounded up, int64 (k,), uW."""
-        return -(-self.energy_fj // self.time_ns)
+    def power_10uw(self) -> IntArray:
+        """The average power of each segment, rounded up, int64 (k,), 10 uW."""
+        return -(-self.energy_10fj // self.time_ns)
 
     def of_option(self, option: int) -> list[ExactCost]:
         """The segments of one option, in order."""
         span = slice(self.begin[option], self.begin[option + 1])
-        times, energies = self.time_ns[span].tolist(), self.energy_fj[span].tolist()
+        times, energies = self.time_ns[span].tolist(), self.energy_10fj[span].tolist()
         return list(map(ExactCost, times, energies))
 
 
@@ -46,7 +46,7 @@ class Option(NamedTuple):
     frequency_mhz: int
     config: str
     time_ns: int
-    energy_fj: int
+    energy_10fj: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,14 +94,14 @@ class OptionTable:
         count, num_parts = setting_of_part.shape
         columns = np.arange(num_parts)
         times = parts.time_ns[setting_of_part, columns]
-        energies = parts.energy_fj[setting_of_part, columns]
+        energies = parts.energy_10fj[setting_of_part, columns]
         clocked_part = int(np.argmax(parts.follows_clock))
         start_mhz = parts.frequency_mhz[setting_of_part[:, clocked_part]]
         order = np.lexsort((-start_mhz, energies.sum(axis=1), times.sum(axis=1)))
         segments = PowerSegments(
             begin=np.arange(0, count * num_parts + 1, num_parts, dtype=np.int64),
             time_ns=times[order].ravel(),
-            energy_fj=energies[order].ravel(),
+            energy_10fj=energies[order].ravel(),
         )
         return cls(stage, instruction, parts, setting_of_part[order], segments, latency_ns)
 
@@ -114,14 +114,14 @@ class OptionTable:
         return frozen(np.add.reduceat(self.segments.time_ns, self.segments.begin[:-1]))
 
     @cached_property
-    def energy_fj(self) -> IntArray:
-        """Energy of each option, fJ, shape (n,)."""
-        return frozen(np.add.reduceat(self.segments.energy_fj, self.segments.begin[:-1]))
+    def energy_10fj(self) -> IntArray:
+        """Energy of each option, 10 fJ, shape (n,)."""
+        return frozen(np.add.reduceat(self.segments.energy_10fj, self.segments.begin[:-1]))
 
     @cached_property
-    def peak_uw(self) -> IntArray:
-        """The most power that each option draws, uW, shape (n,)."""
-        return frozen(np.maximum.reduceat(self.segments.power_uw, self.segments.begin[:-1]))
+    def peak_10uw(self) -> IntArray:
+        """The most power that each option draws, 10 uW, shape (n,)."""
+        return frozen(np.maximum.reduceat(self.segments.power_10uw, self.segments.begin[:-1]))
 
     @cached_property
     def _clocked_settings(self) -> IntArray:
@@ -225,7 +225,7 @@ class OptionTable:
 
     def options(self) -> list[Option]:
         """The options one by one, in order."""
-        times, energies = self.time_ns.tolist(), self.energy_fj.tolist()
+        times, energies = self.time_ns.tolist(), self.energy_10fj.tolist()
         return list(map(Option, self.frequency_mhz.tolist(), self.config, times, energies))
 
 

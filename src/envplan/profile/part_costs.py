@@ -10,7 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from envplan.errors import InputError
-from envplan.units import MAX_INTEGER
+from envplan.units import ENERGY_UNITS_PER_J, MAX_OPERATION_J
+
+#: The most energy of an operation, its parts together.
+_MAX_10FJ: Final = MAX_OPERATION_J * ENERGY_UNITS_PER_J
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -45,10 +48,10 @@ UNCONTROLLED: Final = ClockSetting(0, "")
 
 
 class ExactCost(NamedTuple):
-    """Time, ns, and energy, fJ, of one GPU."""
+    """Time, ns, and energy, 10 fJ, of one GPU."""
 
     time_ns: int
-    energy_fj: int
+    energy_10fj: int
 
 
 #: Costs of each part of an operation, by its name and setting.
@@ -67,18 +70,18 @@ class PartCosts:
             at every setting.
         settings: K of them, strictly ascending.
         time_ns: ns, shape (K, P), at least 1.
-        energy_fj: fJ, shape (K, P).
+        energy_10fj: 10 fJ, shape (K, P).
     """
 
     names: tuple[str, ...]
     follows_clock: BoolArray
     settings: tuple[ClockSetting, ...]
     time_ns: IntArray
-    energy_fj: IntArray
+    energy_10fj: IntArray
 
     def __post_init__(self) -> None:
         shape = (len(self.settings), len(self.names))
-        assert self.time_ns.shape == self.energy_fj.shape == shape
+        assert self.time_ns.shape == self.energy_10fj.shape == shape
         assert self.follows_clock.shape == shape[1:]
         assert self.time_ns.min() >= 1
 
@@ -93,7 +96,7 @@ class PartCosts:
 
         Raises:
             InputError: a part has no row at a setting that another one has, or all together use
-                more than 4600 J.
+                more than MAX_OPERATION_J.
         """
         swept = [name for name in rows if len(rows) == 1 or _has_clock(rows[name])]
         settings = sorted({setting for name in swept for setting in rows[name]}) or [UNCONTROLLED]
@@ -101,16 +104,16 @@ class PartCosts:
             _check_all_have(setting, swept, rows, where)
         costs = [_costs_at(settings, part_rows, name in swept) for name, part_rows in rows.items()]
         times_ns = [[cost.time_ns for cost in part] for part in costs]
-        energies_fj = [[cost.energy_fj for cost in part] for part in costs]
+        energies_10fj = [[cost.energy_10fj for cost in part] for part in costs]
         part_costs = cls(
             names=tuple(rows),
             follows_clock=np.array([_has_clock(part_rows) for part_rows in rows.values()]),
             settings=tuple(settings),
             time_ns=np.ascontiguousarray(np.array(times_ns, np.int64).T),
-            energy_fj=np.ascontiguousarray(np.array(energies_fj, np.int64).T),
+            energy_10fj=np.ascontiguousarray(np.array(energies_10fj, np.int64).T),
         )
-        if len(rows) > 1 and part_costs.energy_fj.sum(axis=1, dtype=float).max() > MAX_INTEGER:
-            raise InputError(f"{where}: its parts use more than 4600 J together")
+        if len(rows) > 1 and part_costs.energy_10fj.sum(axis=1, dtype=float).max() > _MAX_10FJ:
+            raise InputError(f"{where}: its parts use more than {MAX_OPERATION_J} J together")
         return part_costs
 
     @property
@@ -131,7 +134,7 @@ class PartCosts:
             follows_clock=np.array([self.follows_clock.any()]),
             settings=self.settings,
             time_ns=self.time_ns.sum(axis=1, keepdims=True),
-            energy_fj=self.energy_fj.sum(axis=1, keepdims=True),
+            energy_10fj=self.energy_10fj.sum(axis=1, keepdims=True),
         )
 
 
@@ -169,9 +172,11 @@ def scale_to_operation(
         [noise[setting][0] for setting in settings],
         where,
     )
-    energies_fj = _shares(
-        _Measured("use", 1e15, "J", [operation[setting].energy_fj for setting in settings]),
-        parts.energy_fj[listed],
+    energies_10fj = _shares(
+        _Measured(
+            "use", ENERGY_UNITS_PER_J, "J", [operation[setting].energy_10fj for setting in settings]
+        ),
+        parts.energy_10fj[listed],
         settings,
         [noise[setting][1] for setting in settings],
         where,
@@ -182,16 +187,16 @@ def scale_to_operation(
         follows_clock=np.full(len(parts.names), has_clock),
         settings=settings,
         time_ns=np.maximum(1, times_ns),
-        energy_fj=energies_fj,
+        energy_10fj=energies_10fj,
     )
 
 
 class _Measured(NamedTuple):
-    """Measured times or energies of an operation at each setting, in ns or fJ.
+    """Measured times or energies of an operation at each setting, in ns or 10 fJ.
 
     Attributes:
         verb: how its parts do so, "take" or "use".
-        per_unit: ns or fJ in a unit of errors.
+        per_unit: ns or 10 fJ in a unit of errors.
         unit: of errors, "s" or "J".
     """
 

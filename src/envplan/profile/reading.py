@@ -31,7 +31,7 @@ from envplan.profile.part_costs import (
     scale_to_operation,
 )
 from envplan.profile.rows import COLUMNS, KAREUS_COLUMN, RAW_COLUMNS, ProfileRow
-from envplan.units import fj_from_j, ns_from_s
+from envplan.units import in_10fj, ns_from_s
 
 __all__ = ["COLUMNS", "RAW_COLUMNS", "OptionKey", "ProfileContents", "ProfileRow", "parse_profile"]
 
@@ -356,10 +356,10 @@ def _costs_over_ranks(samples: _SamplesBySetting) -> dict[ClockSetting, ExactCos
 def _cost_over_ranks(samples: Sequence[_Sample]) -> ExactCost:
     """The largest time and the mean energy, in exact units."""
     if len(samples) == 1:
-        return ExactCost(ns_from_s(samples[0].time_s), fj_from_j(samples[0].energy_j))
+        return ExactCost(ns_from_s(samples[0].time_s), in_10fj(samples[0].energy_j))
     time_s = max(sample.time_s for sample in samples)
     energy_j = math.fsum(sample.energy_j for sample in samples) / len(samples)
-    return ExactCost(ns_from_s(time_s), fj_from_j(energy_j))
+    return ExactCost(ns_from_s(time_s), in_10fj(energy_j))
 
 
 def _assemble(operation: OperationKey, samples: _SamplesByPart) -> PartCosts:

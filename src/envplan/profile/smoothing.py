@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envplan.profile.part_costs import CostsByOperation, OperationKey, PartCosts
-from envplan.units import fj_from_j, ns_from_s
+from envplan.units import ENERGY_UNITS_PER_J, in_10fj, ns_from_s
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -144,11 +144,11 @@ def without_noise(measured_costs: CostsByOperation) -> dict[OperationKey, PartCo
             tuple(sweep.energies_j.tolist()),
         )
         times_ns = [ns_from_s(time_s) for time_s in times_s.tolist()]
-        energies_fj = [fj_from_j(energy_j) for energy_j in energies_j.tolist()]
+        energies_10fj = [in_10fj(energy_j) for energy_j in energies_j.tolist()]
         costs[operation] = replace(
             costs[operation],
             time_ns=np.array(times_ns)[:, np.newaxis],
-            energy_fj=np.array(energies_fj)[:, np.newaxis],
+            energy_10fj=np.array(energies_10fj)[:, np.newaxis],
         )
     return costs
 
@@ -180,7 +180,7 @@ def _sweeps(
         sweep = ClockSweep(
             clocks_mhz=mhz.astype(np.float64),
             times_s=whole.time_ns[:, 0].astype(np.float64) * 1e-9,
-            energies_j=whole.energy_fj[:, 0].astype(np.float64) * 1e-15,
+            energies_j=whole.energy_10fj[:, 0].astype(np.float64) / ENERGY_UNITS_PER_J,
         )
         is_constant_time = np.ptp(sweep.times_s) == 0
         if is_constant_time or not sweep.energies_j.all():

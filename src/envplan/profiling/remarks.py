@@ -13,7 +13,7 @@ from envplan.profile.sidecar import LATENCY_UNKNOWN
 from envplan.profiling.smoothing import Smoothing
 from envplan.profiling.stages import SPLIT_BACKWARD
 from envplan.profiling.training_job import BYTES_PER_PARAMETER
-from envplan.units import j_from_fj, s_from_ns
+from envplan.units import j_from_10fj, s_from_ns
 
 __all__ = [
     "StageSummary",
@@ -73,7 +73,7 @@ def summarize_profile(profile: Profile) -> list[StageSummary]:
 def _summarize_stage(profile: Profile, stage: int) -> StageSummary:
     costs = _costs_by_clock(profile, stage)
     highest, lowest = max(costs), min(costs)
-    valley = min(costs, key=lambda clock: costs[clock].energy_fj)  # of equal ones the highest
+    valley = min(costs, key=lambda clock: costs[clock].energy_10fj)  # of equal ones the highest
     return StageSummary(
         stage=stage,
         clocks=len(costs),
@@ -81,8 +81,8 @@ def _summarize_stage(profile: Profile, stage: int) -> StageSummary:
         lowest=lowest,
         valley=valley,
         ends_below=valley > lowest,
-        energy_at_highest=j_from_fj(costs[highest].energy_fj),
-        energy_at_valley=j_from_fj(costs[valley].energy_fj),
+        energy_at_highest=j_from_10fj(costs[highest].energy_10fj),
+        energy_at_valley=j_from_10fj(costs[valley].energy_10fj),
         time_at_highest=s_from_ns(costs[highest].time_ns),
         time_at_valley=s_from_ns(costs[valley].time_ns),
     )
@@ -91,14 +91,14 @@ def _summarize_stage(profile: Profile, stage: int) -> StageSummary:
 def energy_by_clock(profile: Profile, stage: int) -> dict[int, float]:
     """Energy of a stage's forward and whole backward, J, by clock, MHz."""
     costs = _costs_by_clock(profile, stage)
-    return {clock: j_from_fj(cost.energy_fj) for clock, cost in costs.items()}
+    return {clock: j_from_10fj(cost.energy_10fj) for clock, cost in costs.items()}
 
 
 class _Cost(NamedTuple):
     """Time and energy of a stage's operations at one clock."""
 
     time_ns: int
-    energy_fj: int
+    energy_10fj: int
 
 
 def _costs_by_clock(profile: Profile, stage: int) -> dict[int, _Cost]:
@@ -111,7 +111,7 @@ def _costs_by_clock(profile: Profile, stage: int) -> dict[int, _Cost]:
     backward: tuple[str, ...] = ("backward",) if is_whole else SPLIT_BACKWARD
     operations = [
         {
-            option.frequency_mhz: _Cost(option.time_ns, option.energy_fj)
+            option.frequency_mhz: _Cost(option.time_ns, option.energy_10fj)
             for option in profile.table(stage, instruction).options()
         }
         for instruction in ("forward", *backward)
@@ -126,8 +126,8 @@ def _costs_by_clock(profile: Profile, stage: int) -> dict[int, _Cost]:
     costs = {}
     for clock in sorted(common, reverse=True):
         times_ns = [costs_of[clock].time_ns for costs_of in operations]
-        energies_fj = [costs_of[clock].energy_fj for costs_of in operations]
-        costs[clock] = _Cost(sum(times_ns), sum(energies_fj))
+        energies_10fj = [costs_of[clock].energy_10fj for costs_of in operations]
+        costs[clock] = _Cost(sum(times_ns), sum(energies_10fj))
     return costs
 
 

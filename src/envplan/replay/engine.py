@@ -3,7 +3,7 @@
 A choice has one row of its option table for each operation. One engine, csrc/replay.hpp, replays
 it: integers throughout, clocks that come late, factors for noise, power over time, and how far
 apart a stage's clock requests are. The search, csrc/annealing.hpp, replays every move by the same
-code, so its times and energies are those of a replay, to the ns and fJ.
+code, so its times and energies are those of a replay, to the ns and 10 fJ.
 """
 
 from __future__ import annotations
@@ -113,12 +113,12 @@ class _RowSlices(NamedTuple):
     Attributes:
         begin: int32 (rows + 1,), the first slice of each row.
         time_ns: int64 (slices,).
-        power_uw: int64 (slices,).
+        power_10uw: int64 (slices,).
     """
 
     begin: Rows
     time_ns: Times
-    power_uw: Times
+    power_10uw: Times
 
 
 class Problem:
@@ -128,7 +128,7 @@ class Problem:
     tables" rows are numbered through, table after table.
 
     Args:
-        blocking_power_uw: what a waiting GPU draws on each stage, (num_stages,), uW.
+        blocking_power_10uw: what a waiting GPU draws on each stage, (num_stages,), 10 uW.
 
     Raises:
         InputError: the profile lacks an operation.
@@ -138,8 +138,8 @@ class Problem:
         table: int32 (N,), which of them each operation has.
         first_row: int32 (N,), its first row over all tables.
         stage: int32 (N,), the stage of each operation.
-        blocking_power_uw: int64 (num_stages,).
-        time_ns, energy_fj, power_uw, frequency_mhz: int64 (rows over all tables,); power is the
+        blocking_power_10uw: int64 (num_stages,).
+        time_ns, energy_10fj, power_10uw, frequency_mhz: int64 (rows over all tables,); power is the
             most that a row draws; 0 MHz where a row controls no clock.
         left_mhz: int64 (rows over all tables,), the clock in force as an operation ends by each
             row; 0 MHz where it controls none.
@@ -147,7 +147,7 @@ class Problem:
     """
 
     def __init__(
-        self, pipeline: Pipeline, profile: Profile, blocking_power_uw: Sequence[int]
+        self, pipeline: Pipeline, profile: Profile, blocking_power_10uw: Sequence[int]
     ) -> None:
         self.pipeline = pipeline
         keys = [(op.profile_stage, op.instruction) for op in pipeline.operations]
@@ -160,10 +160,10 @@ class Problem:
         self.stage: Rows = np.repeat(
             np.arange(pipeline.num_stages, dtype=np.int32), np.diff(pipeline.stage_begin)
         )
-        self.blocking_power_uw: Times = np.array(blocking_power_uw, np.int64)
+        self.blocking_power_10uw: Times = np.array(blocking_power_10uw, np.int64)
         self.time_ns: Times = np.concatenate([table.time_ns for table in self.tables])
-        self.energy_fj: Times = np.concatenate([table.energy_fj for table in self.tables])
-        self.power_uw: Times = np.concatenate([table.peak_uw for table in self.tables])
+        self.energy_10fj: Times = np.concatenate([table.energy_10fj for table in self.tables])
+        self.power_10uw: Times = np.concatenate([table.peak_10uw for table in self.tables])
         self.frequency_mhz: Times = np.concatenate([table.frequency_mhz for table in self.tables])
         self.left_mhz: Times = np.concatenate([table.end_mhz for table in self.tables])
         clocks = np.concatenate([self.frequency_mhz, self.left_mhz])
@@ -176,23 +176,24 @@ class Problem:
         row_of_table = np.array([table.max_frequency_option for table in self.tables], np.int32)
         return row_of_table[self.table]
 
-    def cheapest_rows(self, power_uw: Sequence[float]) -> Rows:
+    def cheapest_rows(self, power_10uw: Sequence[float]) -> Rows:
         """The row in which each operation uses least where a ns is worth so much, int32 (N,).
 
         Args:
-            power_uw: of each stage, (num_stages,), uW.
+            power_10uw: of each stage, (num_stages,), 10 uW.
         """
         table_and_stage = np.stack([self.table, self.stage])
         pairs, pair_of_operation = np.unique(table_and_stage, axis=1, return_inverse=True)
         cheapest_of_pair = [
-            _cheapest_row(self.tables[table], power_uw[stage]) for table, stage in pairs.T.tolist()
+            _cheapest_row(self.tables[table], power_10uw[stage])
+            for table, stage in pairs.T.tolist()
         ]
         return np.array(cheapest_of_pair, np.int32)[pair_of_operation.ravel()]
 
     @cached_property
     def least_effective_rows(self) -> Rows:
         """The row of each operation's least effective cost, int32 (N,)."""
-        return self.cheapest_rows(self.blocking_power_uw.tolist())
+        return self.cheapest_rows(self.blocking_power_10uw.tolist())
 
     def rows_at(self, settings: Sequence[tuple[int, str]]) -> Rows:
         """The row of each operation at its setting, (MHz, config), int32 (N,).
@@ -235,9 +236,9 @@ class Problem:
 
         Raises:
             InputError: the iteration would outlast 2**62 ns, 146 years, or noise makes an
-                operation take more than 2**63 fJ.
+                operation use more than 2**63 units of 10 fJ.
         """
-        starts_ns, finishes_ns, energies_fj, makespan_ns, energy_fj = _exactly(
+        starts_ns, finishes_ns, energies_10fj, makespan_ns, energy_10fj = _exactly(
             self._kernel.replay, rows, machine.latency_ns, machine.asks_ahead, factors
         )
         return Replay(
@@ -247,9 +248,9 @@ class Problem:
             factors=factors,
             starts_ns=starts_ns,
             finishes_ns=finishes_ns,
-            energies_fj=energies_fj,
+            energies_10fj=energies_10fj,
             makespan_ns=makespan_ns,
-            energy_fj=energy_fj,
+            energy_10fj=energy_10fj,
         )
 
     def makespans(
@@ -281,14 +282,14 @@ class Problem:
             table=self.table,
             table_begin=self._table_begin,
             time=self.time_ns,
-            energy=self.energy_fj,
+            energy=self.energy_10fj,
             clock=clocks.requested,
             leaves=clocks.left,
             nearest=clocks.standing_in,
-            waiting=self.blocking_power_uw,
+            waiting=self.blocking_power_10uw,
             slice_begin=slices.begin,
             slice_time=slices.time_ns,
-            slice_power=slices.power_uw,
+            slice_power=slices.power_10uw,
         )
 
     @cached_property
@@ -298,7 +299,7 @@ class Problem:
         return _RowSlices(
             begin=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
             time_ns=np.concatenate([of_table.time_ns for of_table in segments]),
-            power_uw=np.concatenate([of_table.power_uw for of_table in segments]),
+            power_10uw=np.concatenate([of_table.power_10uw for of_table in segments]),
         )
 
     @cached_property
@@ -348,12 +349,12 @@ def _rows_of_table_by_setting(table: OptionTable) -> dict[tuple[int, str], int]:
     return {setting: row for row, setting in enumerate(settings)}
 
 
-def _cheapest_row(table: OptionTable, power_uw: float) -> int:
+def _cheapest_row(table: OptionTable, power_10uw: float) -> int:
     """The first row of least energy above that of drawing a power for as long."""
-    time_ns, energy_fj = table.time_ns, table.energy_fj
-    if isinstance(power_uw, int) and power_uw * int(time_ns.max()) > MAX_INTEGER:
-        time_ns, energy_fj = time_ns.astype(object), energy_fj.astype(object)  # beyond 64 bits
-    return int(np.argmin(energy_fj - power_uw * time_ns))
+    time_ns, energy_10fj = table.time_ns, table.energy_10fj
+    if isinstance(power_10uw, int) and power_10uw * int(time_ns.max()) > MAX_INTEGER:
+        time_ns, energy_10fj = time_ns.astype(object), energy_10fj.astype(object)  # beyond 64 bits
+    return int(np.argmin(energy_10fj - power_10uw * time_ns))
 
 
 def _exactly(replayed: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -389,14 +390,14 @@ class Parts(NamedTuple):
         operation: int32, which.
         frequency_mhz: int64, the clock in force; 0 for an operation that controls none.
         begin_ns, end_ns: int64, when.
-        energy_fj: int64, of one GPU.
+        energy_10fj: int64, of one GPU.
     """
 
     operation: NDArray[np.int32]
     frequency_mhz: NDArray[np.int64]
     begin_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
-    energy_fj: NDArray[np.int64]
+    energy_10fj: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,9 +408,9 @@ class Replay:
         rows: the choice, int32 (N,).
         factors: of noise, float64 (N,); None where there is none.
         starts_ns, finishes_ns: of each operation, int64 (N,).
-        energies_fj: of each operation, int64 (N,).
+        energies_10fj: of each operation, int64 (N,).
         makespan_ns: when the last operation ends.
-        energy_fj: of all operations and all waiting until the makespan.
+        energy_10fj: of all operations and all waiting until the makespan.
     """
 
     problem: Problem
@@ -418,19 +419,19 @@ class Replay:
     factors: NDArray[np.float64] | None
     starts_ns: NDArray[np.int64]
     finishes_ns: NDArray[np.int64]
-    energies_fj: NDArray[np.int64]
+    energies_10fj: NDArray[np.int64]
     makespan_ns: int
-    energy_fj: int
+    energy_10fj: int
 
     @property
-    def effective_fj(self) -> int:
-        """Energy above that of waiting for as long, fJ."""
+    def effective_10fj(self) -> int:
+        """Energy above that of waiting for as long, 10 fJ."""
         return self.energy_until(0)
 
     def energy_until(self, sync_ns: int) -> int:
-        """Energy if everybody waits until a time, fJ."""
-        waiting_uw = int(self.problem.blocking_power_uw.sum())
-        return self.energy_fj + waiting_uw * (sync_ns - self.makespan_ns)
+        """Energy if everybody waits until a time, 10 fJ."""
+        waiting_10uw = int(self.problem.blocking_power_10uw.sum())
+        return self.energy_10fj + waiting_10uw * (sync_ns - self.makespan_ns)
 
     @cached_property
     def busy_ns(self) -> NDArray[np.int64]:
@@ -440,23 +441,23 @@ class Replay:
         return busy
 
     @cached_property
-    def stage_energies_fj(self) -> list[int]:
+    def stage_energies_10fj(self) -> list[int]:
         """Energy of each stage, its waiting until the makespan included, (num_stages,).
 
         Python's integers: a stage may use more than the 9.2 kJ that 64 bits hold.
         """
         operations_of_stage = pairwise(self.problem.pipeline.stage_begin.tolist())
         waiting_ns = self.makespan_ns - self.busy_ns
-        energies_fj = []
-        for power_uw, stage_waiting_ns, (begin, end) in zip(
-            self.problem.blocking_power_uw.tolist(),
+        energies_10fj = []
+        for power_10uw, stage_waiting_ns, (begin, end) in zip(
+            self.problem.blocking_power_10uw.tolist(),
             waiting_ns.tolist(),
             operations_of_stage,
             strict=True,
         ):
-            operations_fj = sum(self.energies_fj[begin:end].tolist())
-            energies_fj.append(operations_fj + power_uw * stage_waiting_ns)
-        return energies_fj
+            operations_10fj = sum(self.energies_10fj[begin:end].tolist())
+            energies_10fj.append(operations_10fj + power_10uw * stage_waiting_ns)
+        return energies_10fj
 
     @cached_property
     def frequency_mhz(self) -> NDArray[np.int64]:
@@ -496,11 +497,11 @@ class Replay:
     @cached_property
     def parts(self) -> Parts:
         """Every operation, split where its clock changes."""
-        operation, _, clock, begin_ns, end_ns, energy_fj = self.problem._kernel.parts(
+        operation, _, clock, begin_ns, end_ns, energy_10fj = self.problem._kernel.parts(
             self.rows, self.machine.latency_ns, self.machine.asks_ahead, self.factors
         )
         mhz = np.append(self.problem.clocks_mhz, 0)[clock]  # the last entry is that of NO_CLOCK
-        return Parts(operation, mhz, begin_ns, end_ns, energy_fj)
+        return Parts(operation, mhz, begin_ns, end_ns, energy_10fj)
 
     @cached_property
     def power_steps(self) -> tuple[Times, Times]:
@@ -511,18 +512,18 @@ class Replay:
 
         Returns:
             When it changes, ascending from 0 to the makespan, ns, int64 (k + 1,); and the power
-            between each time and the next, uW, int64 (k,).
+            between each time and the next, 10 uW, int64 (k,).
 
         Raises:
-            InputError: all stages together draw more than 2**62 uW.
+            InputError: all stages together draw more than 2**62 units of 10 uW.
         """
         steps = self.problem._kernel.power_steps
         machine = self.machine
         return _exactly(steps, self.rows, machine.latency_ns, machine.asks_ahead, self.factors)
 
     @property
-    def peak_uw(self) -> int:
-        """The most power at a time, uW."""
+    def peak_10uw(self) -> int:
+        """The most power at a time, 10 uW."""
         return int(self.power_steps[1].max())
 
     @cached_property
@@ -591,27 +592,27 @@ class Score(NamedTuple):
     """A choice's rank: the less the better, first by penalty, then by cost.
 
     Attributes:
-        excess_fj: penalty for everything by which limits are broken.
-        cost_fj: energy, with the price of changes of clock; within an allowance only those count.
-        energy_fj: of one GPU a stage, until the makespan or, where all wait, the deadline.
+        excess_10fj: penalty for everything by which limits are broken.
+        cost_10fj: energy, with the price of changes of clock; within an allowance only those count.
+        energy_10fj: of one GPU a stage, until the makespan or, where all wait, the deadline.
         late_ns: after the deadline.
         shortage_ns: of what is to lie between two requests for a clock.
-        over_fj: energy above the cap on power.
+        over_10fj: energy above the cap on power.
         changes: requests for another clock than the stage has asked for last.
     """
 
-    excess_fj: int
-    cost_fj: int
-    energy_fj: int
+    excess_10fj: int
+    cost_10fj: int
+    energy_10fj: int
     late_ns: int
     shortage_ns: int
-    over_fj: int
+    over_10fj: int
     changes: int
 
     @property
     def holds(self) -> bool:
         """Whether every limit is kept."""
-        return self.late_ns == self.shortage_ns == self.over_fj == 0
+        return self.late_ns == self.shortage_ns == self.over_10fj == 0
 
 
 class Search:
@@ -623,12 +624,13 @@ class Search:
         starts_ns: about when operations start, int64 (N,), as in any replay or relaxed optimum:
             moves that trade time look at operations that start at about the same time.
         deadline_ns: when the last operation must have ended.
-        price_uw: what a ns late, or a ns of shortage, costs at first, not negative.
+        price_10uw: what a ns late, or a ns of shortage, costs at first, not negative.
         min_dwell_ns: least time between two requests of a stage for another clock.
-        peak_uw: most power of one GPU a stage together, at any time.
+        peak_10uw: most power of one GPU a stage together, at any time.
         waits: energy counts until the deadline, for everybody waits until then anyway.
-        change_price_fj: cost of a request for another clock, at first where there is an allowance.
-        allowance_fj: choices of no more energy are the better the fewer such requests they make;
+        change_price_10fj: cost of a request for another clock, at first where there is an
+            allowance.
+        allowance_10fj: choices of no more energy are the better the fewer such requests they make;
             None: energy and the price of requests count together.
 
     Raises:
@@ -641,13 +643,13 @@ class Search:
         starts_ns: NDArray[np.int64],
         deadline_ns: int,
         *,
-        price_uw: int,
+        price_10uw: int,
         machine: Machine = Machine(),
         min_dwell_ns: int = 0,
-        peak_uw: int | None = None,
+        peak_10uw: int | None = None,
         waits: bool = False,
-        change_price_fj: int = 0,
-        allowance_fj: int | None = None,
+        change_price_10fj: int = 0,
+        allowance_10fj: int | None = None,
     ) -> None:
         # By start time; operations that start together stay in topological order.
         position = np.empty(len(starts_ns), np.int32)
@@ -659,11 +661,11 @@ class Search:
             machine.asks_ahead,
             deadline_ns,
             min_dwell_ns,
-            NO_CAP if peak_uw is None else peak_uw,
+            NO_CAP if peak_10uw is None else peak_10uw,
             waits,
-            price_uw,
-            change_price_fj,
-            _NO_ALLOWANCE if allowance_fj is None else allowance_fj,
+            price_10uw,
+            change_price_10fj,
+            _NO_ALLOWANCE if allowance_10fj is None else allowance_10fj,
         )
 
     @classmethod

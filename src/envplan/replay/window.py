@@ -87,7 +87,13 @@ class Window:
         return rows[: len(self.operations)][self._is_inside]
 
     def search(
-        self, deadline_ns: int, *, price_uw: int, waits: bool, price_fj: int, allowance_fj: int
+        self,
+        deadline_ns: int,
+        *,
+        price_10uw: int,
+        waits: bool,
+        price_10fj: int,
+        allowance_10fj: int,
     ) -> Search:
         """The search for rows of the window; arguments are those of Search."""
         return Search.on_kernel(
@@ -99,9 +105,9 @@ class Window:
                 0,
                 NO_CAP,
                 waits,
-                price_uw,
-                price_fj,
-                allowance_fj,
+                price_10uw,
+                price_10fj,
+                allowance_10fj,
             )
         )
 
@@ -131,11 +137,11 @@ class Window:
             table=tables.of_operation,
             table_begin=tables.begin,
             time=and_single_rows(problem.time_ns, _LEAST_NS),
-            energy=and_single_rows(problem.energy_fj, 0),
+            energy=and_single_rows(problem.energy_10fj, 0),
             clock=and_single_rows(clocks.requested, NO_CLOCK).astype(np.int32),
             leaves=and_single_rows(clocks.left, NO_CLOCK).astype(np.int32),
             nearest=np.concatenate([clocks.standing_in, tables.standing_in]).astype(np.int32),
-            waiting=np.concatenate([problem.blocking_power_uw, [0]]),
+            waiting=np.concatenate([problem.blocking_power_10uw, [0]]),
         )
 
     def _order(self, rank: Times) -> Rows:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envplan.errors import InputError
 from envplan.runtime.runlog import LoggedStep
-from envplan.units import j_from_fj, s_from_ns
+from envplan.units import j_from_10fj, s_from_ns
 
 if TYPE_CHECKING:  # the planner is imported where it is used: nodes that follow need none of it
     from envplan.plan import Plan
@@ -151,7 +151,7 @@ def _time_by_setting(profile: Profile, stage: int, instruction: str) -> Callable
 
     times_by_config: dict[str, dict[int, int]] = defaultdict(dict)  # ns by clock
     fastest_times: dict[int, int] = {}  # of any config
-    for mhz, config, time_ns, _energy_fj in profile.table(stage, instruction).options():
+    for mhz, config, time_ns, _energy_10fj in profile.table(stage, instruction).options():
         if mhz:
             _keep_shortest(times_by_config[config], mhz, time_ns)
             _keep_shortest(fastest_times, mhz, time_ns)
@@ -188,9 +188,9 @@ def rescale(profile: Profile, drifts: Iterable[Drift]) -> Profile:
     for stage in range(profile.num_stages):
         for table in profile.tables(stage):
             factor = factors.get((stage, table.instruction), 1.0)
-            for mhz, config, time_ns, energy_fj in table.options():
+            for mhz, config, time_ns, energy_10fj in table.options():
                 time_s = s_from_ns(round(time_ns * factor))
-                energy_j = j_from_fj(round(energy_fj * factor))
+                energy_j = j_from_10fj(round(energy_10fj * factor))
                 rows.append((stage, table.instruction, mhz, time_s, energy_j, config))
         if profile.blocking_power_w is not None:
             rows.append((stage, BLOCKING, 0, 1.0, profile.blocking_power_w[stage], ""))

@@ -7,6 +7,8 @@ its node, its GPUs on that node and the clock these shall run at; hold.py holds 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
+from functools import cache
 from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -15,7 +17,9 @@ from envplan._io.documents import Count, Document, Index, Model
 from envplan.enforce.freqplan import StageClocks
 from envplan.enforce.supported_clocks import named_clocks
 from envplan.errors import InputError
+from envplan.serving.performance import Configuration
 from envplan.serving.plan import Group, Pool, ServingPlan
+from envplan.serving.plan_replay import replay_group
 from envplan.serving.profile import ServingProfile
 
 #: A clock this little above the GPU's highest is taken for it: 2.0 GHz is 1,980 MHz on an H100.
@@ -143,6 +147,7 @@ def apply_serving_plan(
         clocks = named_clocks(profile.gpu, (key.frequency_mhz for key in profile.curves))
     nodes = _Nodes(gpus_per_node)
     instances: list[Instance] = []
+    proofs = _SloProofs(plan, profile)
     for pool, group in _largest_first(plan):
         allocation = nodes.allocate(group.tp)
         clock_mhz = _supported_clock(group.frequency_mhz, clocks)
@@ -157,7 +162,7 @@ def apply_serving_plan(
                 planned_mhz=group.frequency_mhz,
                 clock_mhz=clock_mhz,
                 load_tokens_s=group.load_tokens_s,
-                slo_proven=_slo_is_proven(profile, pool, group, clock_mhz),
+                slo_proven=proofs.slo_is_proven(pool, group, clock_mhz),
             )
         )
     return ServingApplied(
@@ -244,19 +249,48 @@ def _supported_clock(planned_mhz: int, clocks: StageClocks) -> int:
     )
 
 
-def _slo_is_proven(profile: ServingProfile, pool: Pool, group: Group, clock_mhz: int) -> bool:
-    """Whether the profile shows that instances keep the pool's SLO at a clock.
+class _SloProofs:
+    """Whether a profile shows that the instances of a plan keep their SLOs at other clocks.
 
-    Above the plan's clock they do. Below it they do if the next measured clock below does.
+    Above the plan's clock they do. Below it they do if they do at the next measured clock below: in
+    a replay of the group, or by load curves where the plan was not replayed itself.
     """
-    if clock_mhz >= group.frequency_mhz:
-        return True
-    slower_curves = [
-        curve
-        for curve in profile.curves_of(pool.request_class, group.tp)
-        if curve.frequency_mhz <= clock_mhz
-    ]
-    if not slower_curves:
-        return False
-    next_below = slower_curves[-1]  # curves come by clock
-    return next_below.meets(pool.slo, group.load_tokens_s)
+
+    def __init__(self, plan: ServingPlan, profile: ServingProfile) -> None:
+        self._plan = plan
+        self._profile = profile.with_slos(plan.request.slos)
+        self._replayed_attainment = cache(self._replay_attainment)
+
+    def slo_is_proven(self, pool: Pool, group: Group, clock_mhz: int) -> bool:
+        """Whether the instances of a group keep the pool's SLO at a clock."""
+        if clock_mhz >= group.frequency_mhz:
+            return True
+        slower_curves = [
+            curve
+            for curve in self._profile.curves_of(pool.request_class, group.tp)
+            if curve.frequency_mhz <= clock_mhz
+        ]
+        if not slower_curves:
+            return False
+        next_below = slower_curves[-1]  # curves come by clock
+        quantile_percent = self._plan.request.slo_quantile_percent
+        if quantile_percent is None:
+            return next_below.meets(pool.slo, group.load_tokens_s)
+        place = self._place_of(group)
+        attainment = self._replayed_attainment(place, next_below.frequency_mhz)
+        return attainment >= quantile_percent / 100
+
+    def _place_of(self, group: Group) -> tuple[int, int]:
+        """Numbers of a group's pool, and of the group in it."""
+        for pool_number, pool in enumerate(self._plan.pools):
+            for group_number, candidate in enumerate(pool.groups):
+                if candidate is group:
+                    return pool_number, group_number
+        raise AssertionError("the group is one of the plan's")
+
+    def _replay_attainment(self, place: tuple[int, int], clock_mhz: int) -> float:
+        """Share of the requests of a group that meet their SLOs at another clock, at least."""
+        pool_number, group_number = place
+        load = self._plan.group_loads(self._profile)[pool_number][group_number]
+        slower = replace(load, configuration=Configuration(load.configuration.tp, clock_mhz))
+        return replay_group(self._profile, slower).attainment

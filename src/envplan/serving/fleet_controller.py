@@ -144,6 +144,26 @@ class EngineResults:
         return RequestCounts(*self.counts.sum(axis=0).tolist())
 
 
+def read_results(engine: Replay) -> EngineResults:
+    """The results of an engine that has finished."""
+    energy_j, attained, counts, clock_changes, helped, squashed = engine.results()
+    too_long, unservable, preempted, _, _ = engine.apart()
+    first_token_counts, interval_counts = engine.times()
+    return EngineResults(
+        slot_energy_j=energy_j,
+        slot_attained=attained,
+        counts=counts,
+        clock_changes=clock_changes,
+        helped=helped,
+        squashed=squashed,
+        too_long=too_long,
+        unservable=sum(unservable),
+        preempted=preempted,
+        first_token_times=TimeCounts(first_token_counts.sum(axis=0)),
+        token_intervals=TimeCounts(interval_counts.sum(axis=0)),
+    )
+
+
 class FleetController:
     """Starts, moves, re-shards and retires instances as fleets change.
 
@@ -164,6 +184,7 @@ class FleetController:
         self._tps = observed.tps  # by the engine's number of the size
         self._pool_numbers: dict[str, int] = {}
         self._pending_steps: list[TransitionStep] = []
+        self._num_unstarted = 0
         self._engine = Replay(
             observed.service,
             clock_delay_s=settings.switch_latency_s,
@@ -205,7 +226,16 @@ class FleetController:
         self.started += len(transition.fresh_starts)
         self.copies_moved += transition.copies_moved
         self._pending_steps = transition.steps
+        self._num_unstarted = transition.num_unstarted
         self.advance(now_s)
+
+    @property
+    def lacks_instances(self) -> bool:
+        """Whether the last change left instances out for want of GPUs, and is over.
+
+        GPUs become free when instances have finished what they had: then it can be tried again.
+        """
+        return self._num_unstarted > 0 and not self._pending_steps
 
     def advance(self, until_s: float) -> None:
         """Serve until a time."""
@@ -229,25 +259,15 @@ class FleetController:
         counts_by_class = self._engine.results()[2]
         return RequestCounts(*counts_by_class.sum(axis=0).tolist())
 
+    def finish_and_count(self) -> RequestCounts:
+        """Serve what is left after the trace; this is quicker than all results."""
+        self._engine.finish()
+        return self.counts_so_far()
+
     def finish(self) -> EngineResults:
         """Serve what is left after the trace."""
         self._engine.finish()
-        energy_j, attained, counts, clock_changes, helped, squashed = self._engine.results()
-        too_long, unservable, preempted, _, _ = self._engine.apart()
-        first_token_counts, interval_counts = self._engine.times()
-        return EngineResults(
-            slot_energy_j=energy_j,
-            slot_attained=attained,
-            counts=counts,
-            clock_changes=clock_changes,
-            helped=helped,
-            squashed=squashed,
-            too_long=too_long,
-            unservable=sum(unservable),
-            preempted=preempted,
-            first_token_times=TimeCounts(first_token_counts.sum(axis=0)),
-            token_intervals=TimeCounts(interval_counts.sum(axis=0)),
-        )
+        return read_results(self._engine)
 
     def _start(self, start: InstanceStart, ready_s: float) -> None:
         self._engine.start(start.pool, start.size, start.clock, start.dynamic_clock, ready_s)

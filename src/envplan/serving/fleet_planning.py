@@ -26,6 +26,8 @@ from envplan.serving.steady_state import CurveKey
 PLANNERS: Final = ("exact", "hierarchical")
 
 _MAX_ROUNDS: Final = 12
+#: Draws that a plan is tried with before it is replayed with all.
+_FEW_DRAWS: Final = 3
 #: Share of its load that an instance keeps, once its group met its SLOs too seldom.
 _KEPT_LOAD: Final = 0.97
 
@@ -121,7 +123,11 @@ class _FleetSearch:
         target = self.planning.slo_quantile / 100
         for _ in range(_MAX_ROUNDS):
             plan = self.planning.plan(curves, self.loads, self.gpus)
-            replay = replay_plan(self.profile, plan.group_loads(self.profile))
+            group_loads = plan.group_loads(self.profile)
+            # What few draws refuse, more draws would, too.
+            replay = replay_plan(self.profile, group_loads, num_draws=_FEW_DRAWS)
+            if replay.attainment >= target:
+                replay = replay_plan(self.profile, group_loads)
             if replay.attainment >= target:
                 return with_replay(plan, replay, self.planning.slo_quantile)
             curves = _relieved(curves, plan, replay, target)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,6 @@ from envplan.serving.plan_request import require_reachable
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.trace import SLOT_S, Trace
-
-#: Bytes/s of the network of a GPU (400 Gb/s), over which contexts go from instance to instance.
-LINK_BYTES_S: Final = 50e9
 
 
 class Demand(NamedTuple):
@@ -84,6 +81,7 @@ class ObservedTrace:
         usual_output: mean tokens of each class's outputs before any has finished; None: the
             profile's.
         chunk_tokens: prompt tokens of an iteration; None: as many as the profile says.
+        link_bytes_s: of a GPU's network, over which contexts go from instance to instance.
 
     Attributes:
         service: the same and the profile's tables for the compiled replay.
@@ -99,10 +97,11 @@ class ObservedTrace:
         expected_output: IntArray | None = None,
         usual_output: Sequence[float] | None = None,
         chunk_tokens: int | None = None,
+        link_bytes_s: float = Settings.link_bytes_s,
     ) -> None:
         self.trace, self.profile, self.predicted_class = trace, profile, predicted_class
         self.expected_output = expected_output
-        self.chunk_tokens = chunk_tokens
+        self.chunk_tokens, self.link_bytes_s = chunk_tokens, link_bytes_s
         self.usual_output = usual_output or [
             profile.classes[name].output_tokens for name in CLASSES
         ]
@@ -126,7 +125,7 @@ class ObservedTrace:
                     kv_tokens=fastest.kv_tokens,
                     chunk_tokens=self.chunk_tokens or fastest.chunk_tokens,
                     tables=tables,
-                    link_bytes_s=LINK_BYTES_S * tp,
+                    link_bytes_s=self.link_bytes_s * tp,
                 )
             )
         slos = []
@@ -199,6 +198,10 @@ class ObservedTrace:
         of_size = replace(self.profile, performance=performance)
         return self._of_trace(self.trace, slice(None), of_size)
 
+    def of_trace(self, trace: Trace) -> ObservedTrace:
+        """The same of another trace, with as many requests of the same classes."""
+        return self._of_trace(trace, slice(None))
+
     def _of_trace(
         self,
         trace: Trace,
@@ -216,6 +219,7 @@ class ObservedTrace:
             expected_output=expected_output,
             usual_output=self.usual_output,
             chunk_tokens=self.chunk_tokens,
+            link_bytes_s=self.link_bytes_s,
         )
 
     @cached_property
@@ -288,6 +292,7 @@ def observe_trace(profile: ServingProfile, trace: Trace, settings: Settings) -> 
         expected_output=expect_outputs(trace, profile, settings),
         usual_output=[profile.classes[name].output_tokens for name in CLASSES],
         chunk_tokens=settings.chunk_tokens,
+        link_bytes_s=settings.link_bytes_s,
     )
     require_reachable(fitted, [CLASSES[index] for index in np.unique(trace.class_index)])
     return observed

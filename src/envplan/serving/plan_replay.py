@@ -71,19 +71,22 @@ class PlanReplay:
         return min([*groups, *self.mean_by_class.values()])
 
 
-def replay_plan(profile: ServingProfile, pools: Iterable[Sequence[SteadyLoad]]) -> PlanReplay:
+def replay_plan(
+    profile: ServingProfile, pools: Iterable[Sequence[SteadyLoad]], num_draws: int = NUM_DRAWS
+) -> PlanReplay:
     """Replay all groups of instances of a plan.
 
     Args:
         profile: with the performance of the instances, and the SLOs.
         pools: the groups of each pool, with what comes to them; see ServingPlan.group_loads.
+        num_draws: of arrivals.
     """
     groups: list[list[GroupReplay]] = []
     counts_by_class: dict[str, list[list[RequestCounts]]] = {}
     for loads in pools:
         groups.append([])
         for load in loads:
-            replays = list(_replay_group(profile, load))
+            replays = list(_replay_draws(profile, load, num_draws))
             groups[-1].append(_summary(replays))
             for name in load.requests_s:
                 of_class = [replay.counts.get(name, RequestCounts.sum([])) for replay in replays]
@@ -99,14 +102,21 @@ def replay_plan(profile: ServingProfile, pools: Iterable[Sequence[SteadyLoad]]) 
     return PlanReplay(groups, attainment_by_class, mean_by_class)
 
 
-def _replay_group(profile: ServingProfile, load: SteadyLoad) -> Iterator[SteadyReplay]:
+def replay_group(profile: ServingProfile, load: SteadyLoad) -> GroupReplay:
+    """Replay a group of instances with what comes to it."""
+    return _summary(list(_replay_draws(profile, load)))
+
+
+def _replay_draws(
+    profile: ServingProfile, load: SteadyLoad, num_draws: int = NUM_DRAWS
+) -> Iterator[SteadyReplay]:
     """The replays of a group, one for each draw."""
     if not load.requests_s:
         yield SteadyReplay.idle(profile, load)
         return
     duration_s = max(_DRAW_S, load.duration_for(_FEWEST_REQUESTS))
     duration_s = min(duration_s, load.duration_for(_MOST_REQUESTS))
-    for draw in range(NUM_DRAWS):
+    for draw in range(num_draws):
         yield replay_steadily(profile, load, duration_s=duration_s, seed=_FIRST_SEED + draw)
 
 

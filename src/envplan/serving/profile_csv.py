@@ -36,7 +36,6 @@ _DECISIVE_FIELDS: Final = (
     "kv_tokens",
     "chunk_tokens",
     "max_context_tokens",
-    "kv_bytes_per_token",
 )
 
 Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]

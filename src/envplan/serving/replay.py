@@ -28,8 +28,10 @@ from envplan.serving.observed_trace import ObservedTrace, observe_trace, past_en
 from envplan.serving.policies import NEVER_RESHARD, POLICIES, RESHARD_POWER_RATIO, Situation
 from envplan.serving.profile import ServingProfile
 from envplan.serving.replayed_sizing import right_sized
-from envplan.serving.settings import Settings
+from envplan.serving.settings import DISAGGREGATED, SPLIT_FLEETS, Settings
 from envplan.serving.simulation import Simulation, TimeQuantiles, TimeSeries
+from envplan.serving.split_fleet import SplitFleetController
+from envplan.serving.split_planner import SplitPlanner
 from envplan.serving.trace import SLOT_S, Trace
 
 
@@ -41,7 +43,7 @@ def simulate(
     Args:
         profile: with the SLOs to be met.
         trace: what arrives when.
-        policy: one of POLICIES.
+        policy: one of POLICIES or SPLIT_FLEETS.
         settings: default: Settings().
 
     Raises:
@@ -93,11 +95,14 @@ def replay_policy(policy_name: str, observed: ObservedTrace, settings: Settings)
         InputError: there is no such policy, or no request comes in or after the past.
         NoAnswerError: the policy's fleet is too large.
     """
-    if policy_name not in POLICIES:
-        raise InputError(f"there is no policy {policy_name!r}; there are: {', '.join(POLICIES)}")
     past_s = past_end_s(settings)
+    if policy_name not in POLICIES and policy_name not in SPLIT_FLEETS:
+        names = ", ".join([*POLICIES, *SPLIT_FLEETS])
+        raise InputError(f"there is no policy {policy_name!r}; there are: {names}")
     _require_requests(observed, past_s)
     replayed = observed.from_time(past_s) if past_s else observed
+    if policy_name in SPLIT_FLEETS:
+        return _replay_split(policy_name, observed, replayed, settings)
     controller = FleetController(replayed, settings)
     forecast = DemandForecast(observed, settings, first_windows(observed, past_s))
     fleet = _plan_fleet(policy_name, Situation(forecast, is_first=True))
@@ -114,6 +119,8 @@ def replay_policy(policy_name: str, observed: ObservedTrace, settings: Settings)
                 fleet = wanted
                 gpus_wanted = max(gpus_wanted, fleet.gpus_wanted)
                 controller.reconcile(fleet, now_s)
+        if controller.lacks_instances:
+            controller.reconcile(fleet, now_s)
         controller.advance(now_s + SLOT_S)
         slot_gpus.append(controller.gpus_in_use())
     result = _result(policy_name, controller, slot_gpus, first_slot=round(past_s / SLOT_S))
@@ -141,6 +148,22 @@ def replay_fixed(
     controller.advance(observed.trace.duration_s)
     slot_gpus = [fleet.gpus] * observed.trace.num_slots
     return _result(name, controller, slot_gpus, first_slot=round(past_s / SLOT_S))
+
+
+def _replay_split(
+    policy_name: str, observed: ObservedTrace, replayed: ObservedTrace, settings: Settings
+) -> Simulation:
+    """Replay the best fleet that never changes, of instances that do both phases or one of them."""
+    past_s = past_end_s(settings)
+    sized_for = observed
+    if past_s:
+        sized_for = observed.window(0.0, past_s)
+    planner = SplitPlanner(sized_for, settings)
+    fleet = planner.apart() if policy_name == DISAGGREGATED else planner.together()
+    controller = SplitFleetController(replayed, settings, fleet)
+    slot_gpus = [fleet.gpus] * observed.trace.num_slots
+    simulation = _result(policy_name, controller, slot_gpus, first_slot=round(past_s / SLOT_S))
+    return replace(simulation, fleet=str(fleet))
 
 
 def _require_requests(observed: ObservedTrace, past_s: float) -> None:
@@ -246,7 +269,11 @@ def _without_shrinking(wanted: Fleet, present: Fleet) -> Fleet:
 
 
 def _result(
-    policy_name: str, controller: FleetController, slot_gpus: Sequence[int], *, first_slot: int
+    policy_name: str,
+    controller: FleetController | SplitFleetController,
+    slot_gpus: Sequence[int],
+    *,
+    first_slot: int,
 ) -> Simulation:
     """Results once the trace is over.
 

@@ -19,7 +19,12 @@ import numpy as np
 from envplan.serving.classes import Slo
 from envplan.serving.performance import Configuration
 from envplan.serving.profile import ServingProfile
-from envplan.serving.steady_replay import SteadyLoad, SteadyReplay, replay_steadily
+from envplan.serving.steady_replay import (
+    SteadyLoad,
+    SteadyReplay,
+    replay_steadily,
+    stays_within,
+)
 from envplan.serving.steady_state import CurveKey, LoadCurve
 
 #: Requests of a replay that asks whether an SLO is met, and of one that measures power.
@@ -116,7 +121,7 @@ class _MeasuredInstance:
     def _measured_curve(self, max_load: float, max_load_by_slo: Mapping[Slo, float]) -> LoadCurve:
         """The curve up to the highest load, from a replay at each of its points."""
         loads = max_load * np.array(_LOAD_SHARES)
-        replays = [self._replay(load, None, _MEASURED_REQUESTS) for load in loads.tolist()]
+        replays = [self._measured(load) for load in loads.tolist()]
         first_token_s = [replay.first_token_times.quantile_s(_P99) for replay in replays]
         interval_s = [replay.token_intervals.quantile_s(_P99) for replay in replays]
         return replace(
@@ -149,19 +154,24 @@ class _MeasuredInstance:
         )
 
     def _meets(self, load_tokens_s: float, slo: Slo) -> bool:
-        late_share = 1 - self._replay(load_tokens_s, slo, _JUDGED_REQUESTS).attainment
-        return late_share <= (1 - _SPARE_LATE_SHARE) * self.max_late_share
+        late_share = (1 - _SPARE_LATE_SHARE) * self.max_late_share
+        load = self._load(load_tokens_s, slo)
+        duration_s = load.duration_for(_JUDGED_REQUESTS)
+        return stays_within(self.profile, load, late_share, duration_s=duration_s, seed=_SEED)
 
-    def _replay(self, load_tokens_s: float, slo: Slo | None, num_requests: int) -> SteadyReplay:
+    def _measured(self, load_tokens_s: float) -> SteadyReplay:
+        load = self._load(load_tokens_s)
+        duration_s = load.duration_for(_MEASURED_REQUESTS)
+        return replay_steadily(self.profile, load, duration_s=duration_s, seed=_SEED)
+
+    def _load(self, load_tokens_s: float, slo: Slo | None = None) -> SteadyLoad:
         name = self.model.request_class
-        load = SteadyLoad(
+        return SteadyLoad(
             configuration=self._configuration,
             num_instances=1,
             requests_s={name: load_tokens_s / self.profile.classes[name].tokens},
             slo=slo,
         )
-        duration_s = load.duration_for(num_requests)
-        return replay_steadily(self.profile, load, duration_s=duration_s, seed=_SEED)
 
 
 def highest_load(

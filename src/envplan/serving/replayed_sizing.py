@@ -79,7 +79,7 @@ def missed_requests(
         counts = controller.counts_so_far()
         if counts.requests - counts.attained > at_most:
             return counts.requests - counts.attained
-    counts = controller.finish().total_counts
+    counts = controller.finish_and_count()
     return counts.requests - counts.attained
 
 

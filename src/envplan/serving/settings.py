@@ -18,6 +18,13 @@ SCHEDULERS: Final = ("edf", "fcfs")
 #: What is expected of an output when its request arrives: the mean of those of its class that have
 #: finished, or its true length, with an error.
 LENGTH_PREDICTORS: Final = ("past", "true")
+#: Fleets that never change, of alike instances that do both phases, and of some for each phase.
+TOGETHER: Final = "together"
+DISAGGREGATED: Final = "disaggregated"
+SPLIT_FLEETS: Final[Mapping[str, str]] = {
+    TOGETHER: "the best alike instances at one clock, as many all the time",
+    DISAGGREGATED: "the best instances for prompts and others to decode, as many all the time",
+}
 _ENGINE_START_S: Final = 18.0  # the part of the last step that the engine itself takes
 _INSTALL_S: Final = 15.0  # weights and KV cache are put into the GPUs
 
@@ -44,6 +51,8 @@ class Settings:
         chunk_tokens: prompt tokens of an iteration; None: as many as the profile says.
         predicted_lengths: one of LENGTH_PREDICTORS: what admission and routing know of outputs.
         length_error_percent: standard deviation of the predictor "true", as a share of the output.
+        link_bytes_s: of a GPU's network, over which contexts go from prefill to decode.
+        transfer_latency_s: until a context begins to arrive.
         ready: names in STARTUP_STEPS_S of the steps that are prepared before an instance is needed.
         switch_latency_s: from the request of a clock until it is in force.
     """
@@ -62,6 +71,8 @@ class Settings:
     chunk_tokens: int | None = None
     predicted_lengths: str = "past"
     length_error_percent: float = 0.0
+    link_bytes_s: float = 50e9
+    transfer_latency_s: float = 0.002
     ready: tuple[str, ...] = ()
     switch_latency_s: float = 0.03
 

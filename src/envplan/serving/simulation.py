@@ -25,6 +25,7 @@ _HOUR_S: Final = 3600.0
 #: Names of a simulation's figures, as its attributes and in JSON.
 FIGURES: Final = (
     "policy",
+    "fleet",
     "energy_j",
     "requests",
     "slo_attainment",
@@ -143,6 +144,7 @@ class Simulation:
             otherwise 0.
         ttft_s: times to the first token.
         tbt_s: mean times between the further tokens of a request.
+        fleet: the fleet in words, if it never changes.
     """
 
     policy: str
@@ -166,6 +168,7 @@ class Simulation:
     gpus_wanted: int = 0
     ttft_s: TimeQuantiles
     tbt_s: TimeQuantiles
+    fleet: str | None = None
 
     @property
     def gpus_mean(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from envplan.serving.performance import Configuration
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.trace import SLOT_S, Trace
+
+#: Parts of a replay after each of which it may end.
+_PIECES: Final = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,16 +101,7 @@ def replay_steadily(
     trace = _draw_trace(load, duration_s, seed)
     if not len(trace):
         return SteadyReplay.idle(profile, load)
-    observed = ObservedTrace(trace, _profile_of_load(profile, load), trace.class_index)
-    controller = FleetController(observed, Settings())
-    pool = PoolSpec(
-        home_class=next(iter(load.requests_s)),
-        serves=frozenset(load.requests_s),
-        tp=load.configuration.tp,
-        frequency_mhz=load.configuration.frequency_mhz,
-        num_instances=load.num_instances,
-    )
-    controller.reconcile(Fleet({"pool": pool}), 0.0, prewarmed=True)
+    controller = _started_controller(profile, load, trace)
     controller.advance(duration_s)
     results = controller.finish()
     counts = {}
@@ -121,6 +115,49 @@ def replay_steadily(
         first_token_times=results.first_token_times,
         token_intervals=results.token_intervals,
     )
+
+
+def stays_within(
+    profile: ServingProfile, load: SteadyLoad, late_share: float, *, duration_s: float, seed: int
+) -> bool:
+    """Whether no more than a share of a load's requests misses its SLOs, as replay_steadily shows.
+
+    The replay ends as soon as too many have missed them.
+
+    Args:
+        profile: with the performance of the configuration, and the SLOs.
+        load: what comes, and to whom.
+        late_share: of its requests.
+        duration_s: whole minutes.
+        seed: of the arrivals.
+    """
+    trace = _draw_trace(load, duration_s, seed)
+    if not len(trace):
+        return True
+    controller = _started_controller(profile, load, trace)
+    allowed = late_share * len(trace)
+    for piece in range(1, _PIECES + 1):
+        controller.advance(duration_s * piece / _PIECES)
+        counts = controller.counts_so_far()
+        if counts.requests - counts.attained > allowed:
+            return False
+    counts = controller.finish_and_count()
+    return counts.requests - counts.attained <= allowed
+
+
+def _started_controller(profile: ServingProfile, load: SteadyLoad, trace: Trace) -> FleetController:
+    """The instances of a load, to which nothing has come yet."""
+    observed = ObservedTrace(trace, _profile_of_load(profile, load), trace.class_index)
+    controller = FleetController(observed, Settings())
+    pool = PoolSpec(
+        home_class=next(iter(load.requests_s)),
+        serves=frozenset(load.requests_s),
+        tp=load.configuration.tp,
+        frequency_mhz=load.configuration.frequency_mhz,
+        num_instances=load.num_instances,
+    )
+    controller.reconcile(Fleet({"pool": pool}), 0.0, prewarmed=True)
+    return controller
 
 
 def _draw_trace(load: SteadyLoad, duration_s: float, seed: int) -> Trace:

@@ -14,11 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from envplan._io.files import named_file
+from envplan.errors import InputError
 from envplan.serving.builtin import WEEKS, builtin_folder, builtin_traces, week_shape_path
-from envplan.serving.classes import CLASSES, ClassIndices, FloatArray, IntArray
+from envplan.serving.classes import (
+    CLASSES,
+    ClassIndices,
+    FloatArray,
+    IntArray,
+    classify_requests,
+)
 from envplan.serving.profile import MeanLengths, ServingProfile
 from envplan.serving.synthetic_week import draw_week, read_week_shape
-from envplan.serving.trace_csv import read_requests
+from envplan.serving.trace_file import read_requests
 
 #: Policies look at a trace in slots of this length, s.
 SLOT_S: Final = 60.0
@@ -47,6 +54,9 @@ class Trace:
         class_index: of each.
         provenance: how it was made, in words; None for one that is as it was recorded.
         covered_s: how long it covers; None: to the end of the last request's slot.
+        cached_tokens: tokens at the begin of each input that an earlier request had, too; None
+            where the trace does not say.
+        num_failed: requests that failed when they were recorded, and are left out.
     """
 
     name: str
@@ -56,6 +66,8 @@ class Trace:
     class_index: ClassIndices
     provenance: str | None = None
     covered_s: float | None = None
+    cached_tokens: IntArray | None = None
+    num_failed: int = 0
 
     @property
     def duration_s(self) -> float:
@@ -118,6 +130,7 @@ class Trace:
             input_tokens=None if self.input_tokens is None else self.input_tokens[selection],
             output_tokens=None if self.output_tokens is None else self.output_tokens[selection],
             class_index=self.class_index[selection],
+            cached_tokens=None if self.cached_tokens is None else self.cached_tokens[selection],
             covered_s=self.duration_s,
         )
 
@@ -149,27 +162,65 @@ class Trace:
             provenance=f"scaled by {factor:g}",
         )
 
+    @property
+    def prefix_hit_share(self) -> float | None:
+        """Share of all input tokens that begin as an earlier input does; None: not stated."""
+        if self.cached_tokens is None or self.input_tokens is None:
+            return None
+        return float(self.cached_tokens.sum() / self.input_tokens.sum())
+
+    def with_prefix_cache(self, kept_share: float) -> Trace:
+        """The trace as a prefix cache leaves it: prompts without what the cache has.
+
+        Args:
+            kept_share: of the tokens that an earlier input had, too, those that are still cached.
+
+        Raises:
+            InputError: the trace does not say which inputs begin alike.
+        """
+        if self.cached_tokens is None or self.input_tokens is None or self.output_tokens is None:
+            raise InputError(f"{self.name} does not say which prompts begin alike")
+        hits = np.rint(kept_share * self.cached_tokens).astype(np.int32)
+        input_tokens = self.input_tokens - hits
+        return replace(
+            self,
+            input_tokens=input_tokens,
+            class_index=classify_requests(input_tokens, self.output_tokens),
+            cached_tokens=None,
+            provenance=f"{hits.sum() / self.input_tokens.sum():.1%} of input tokens cached",
+        )
+
     @classmethod
-    def read_csv(cls, path: str | os.PathLike[str]) -> Trace:
+    def read_csv(cls, path: str | os.PathLike[str], time_unit: str | None = None) -> Trace:
         """Read and check a trace.
+
+        Args:
+            path: of a table or of JSON lines.
+            time_unit: of numbers in its timestamps, such as "ms"; None: as its format has it.
 
         Raises:
             InputError: naming file, line, column and what to do.
         """
         path = Path(path)
-        requests = read_requests(path)
+        requests = read_requests(path, time_unit)
         return cls(
-            name=re.sub(r"(\.csv)?(\.gz)?$", "", path.name),
+            name=re.sub(r"(\.csv|\.jsonl|\.json)?(\.gz)?$", "", path.name),
             arrival_s=requests.arrival_s,
             input_tokens=requests.input_tokens,
             output_tokens=requests.output_tokens,
             class_index=requests.class_index,
             covered_s=requests.duration_s,
+            cached_tokens=requests.cached_tokens,
+            num_failed=requests.num_failed,
         )
 
     @classmethod
-    def open(cls, path_or_name: str) -> Trace:
+    def open(cls, path_or_name: str, time_unit: str | None = None) -> Trace:
         """The trace at a path or, where no such path exists, the built-in of that name.
+
+        Args:
+            path_or_name: of the trace.
+            time_unit: as for read_csv.
 
         Raises:
             InputError: it is neither, or no valid trace.
@@ -177,7 +228,7 @@ class Trace:
         path = named_file(path_or_name, builtin_traces(), "trace")
         if path_or_name in WEEKS and path.parent == builtin_folder():
             return make_week(path_or_name)
-        return cls.read_csv(path)
+        return cls.read_csv(path, time_unit)
 
 
 def _whole_tokens(means: list[float]) -> IntArray:

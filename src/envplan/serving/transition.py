@@ -68,11 +68,13 @@ class Transition:
         fresh_starts: instances that start on free GPUs at once.
         steps: what follows, in order of time.
         copies_moved: weights that GPUs send each other, in whole copies of the model.
+        num_unstarted: instances that are still missing when all is done; there were too few GPUs.
     """
 
     fresh_starts: list[InstanceStart]
     steps: list[TransitionStep]
     copies_moved: float
+    num_unstarted: int
 
 
 def plan_transition(
@@ -106,14 +108,21 @@ def plan_transition(
         retiring = _take_gpus(remaining, batch_gpus)
         num_starting = _num_that_fit(to_reshard, _total_gpus(retiring))
         if num_starting == 0:
-            break  # too few GPUs to make an instance of: these serve on until the next change
+            unused_gpus = num_free_gpus - _total_gpus(fresh_starts) + _total_gpus(retiring)
+            if to_reshard[0].gpus <= unused_gpus:
+                # With free GPUs they make an instance, which starts when they have left.
+                steps.append(TransitionStep(step_time_s, _numbers(retiring)))
+            break  # otherwise these serve on until the next change
         starting, to_reshard = to_reshard[:num_starting], to_reshard[num_starting:]
         copies_moved += _copies_moved(retiring, starting)
-        numbers = [instance.number for instance in retiring]
-        steps.append(TransitionStep(step_time_s, numbers, starting))
+        steps.append(TransitionStep(step_time_s, _numbers(retiring), starting))
         step_time_s += settings.reshard_s
-    steps.append(TransitionStep(step_time_s, [instance.number for instance in remaining]))
-    return Transition(fresh_starts, steps, copies_moved)
+    steps.append(TransitionStep(step_time_s, _numbers(remaining)))
+    return Transition(fresh_starts, steps, copies_moved, num_unstarted=len(to_reshard))
+
+
+def _numbers(instances: Sequence[SurplusInstance]) -> list[int]:
+    return [instance.number for instance in instances]
 
 
 def _total_gpus(instances: Sequence[InstanceStart] | Sequence[SurplusInstance]) -> int:

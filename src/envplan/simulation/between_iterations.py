@@ -24,7 +24,7 @@ from envplan.pipeline.operations import EXTRAS
 from envplan.profile import Profile
 from envplan.profile.options import Option, OptionTable
 from envplan.simulation.iteration import Timeline
-from envplan.units import j_from_fj, ns_from_s, s_from_ns, w_from_uw
+from envplan.units import j_from_10fj, ns_from_s, s_from_ns, w_from_10uw
 
 __all__ = ["BetweenIterations", "between_iterations", "extras_outside"]
 
@@ -158,8 +158,8 @@ def _work_of_rows(tables: Sequence[OptionTable], mhz: int | None) -> _StageWork:
     """Instructions one after the other, at a clock; None: at the highest."""
     options = [_option_at(table, mhz) for table in tables]
     time_ns = sum(option.time_ns for option in options)
-    energy_fj = sum(option.energy_fj for option in options)
-    return _StageWork(s_from_ns(time_ns), j_from_fj(energy_fj))
+    energy_10fj = sum(option.energy_10fj for option in options)
+    return _StageWork(s_from_ns(time_ns), j_from_10fj(energy_10fj))
 
 
 def _modelled_work(table: OptionTable, mhz: int | None, time_s: float) -> _StageWork:
@@ -167,7 +167,7 @@ def _modelled_work(table: OptionTable, mhz: int | None, time_s: float) -> _Stage
     option = _option_at(table, mhz)
     highest = _option_at(table, None)
     own_time_s = time_s * option.time_ns / highest.time_ns
-    power_w = j_from_fj(option.energy_fj) / s_from_ns(option.time_ns)
+    power_w = j_from_10fj(option.energy_10fj) / s_from_ns(option.time_ns)
     return _StageWork(own_time_s, power_w * own_time_s)
 
 
@@ -200,8 +200,8 @@ def _table_of_last_operation(timeline: Timeline, stage: int) -> OptionTable:
 def _until_all_have_finished(timeline: Timeline, works: Sequence[_StageWork]) -> TimeAndEnergy:
     """Time until the slowest stage has finished, and energy of all GPUs, waiting included."""
     time_s = max(work.time_s for work in works)
-    blocking_uw = timeline.replay.problem.blocking_power_uw.tolist()
+    blocking_10uw = timeline.replay.problem.blocking_power_10uw.tolist()
     energy_j = 0.0
-    for work, power_uw in zip(works, blocking_uw, strict=True):
-        energy_j += work.energy_j + w_from_uw(power_uw) * (time_s - work.time_s)
+    for work, power_10uw in zip(works, blocking_10uw, strict=True):
+        energy_j += work.energy_j + w_from_10uw(power_10uw) * (time_s - work.time_s)
     return TimeAndEnergy(time_s, energy_j * timeline.num_gpus)

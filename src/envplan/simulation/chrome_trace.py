@@ -16,7 +16,7 @@ from typing import Final
 from envplan._io.files import atomic_write
 from envplan.simulation.iteration import Timeline
 from envplan.simulation.results import OperationRun, Slice, StageUse
-from envplan.units import j_from_fj
+from envplan.units import j_from_10fj
 
 __all__ = ["save_chrome_trace"]
 
@@ -109,7 +109,7 @@ def _part_event(stage: int, piece: Slice) -> Event:
         finish_ns=piece.finish_ns,
         arguments={
             "frequency_mhz": piece.frequency_mhz,
-            "energy_j_per_gpu": j_from_fj(piece.energy_fj),
+            "energy_j_per_gpu": j_from_10fj(piece.energy_10fj),
         },
     )
 

@@ -33,7 +33,7 @@ from envplan.request import Effort
 from envplan.simulation.conditions import PLANNED, Conditions
 from envplan.solve import Frontier, trace_job
 from envplan.solve.frontier import LADDER
-from envplan.units import j_from_fj, s_from_ns
+from envplan.units import j_from_10fj, s_from_ns
 
 __all__ = [
     "ClusterIteration",
@@ -416,9 +416,9 @@ class _ClusterSimulation:
         return min(in_time, key=lambda plan: plan.exact.energy_until(end_ns))
 
     @cached_property
-    def _waiting_uw(self) -> int:
-        """Power of one waiting GPU of each stage, together, uW."""
-        return int(self.planned.exact.problem.blocking_power_uw.sum())
+    def _waiting_10uw(self) -> int:
+        """Power of one waiting GPU of each stage, together, 10 uW."""
+        return int(self.planned.exact.problem.blocking_power_10uw.sum())
 
     def _end(self, replay: Replay, *, stragglers: Replay, times_ns: Sequence[int]) -> _ClusterEnd:
         """The end of an iteration: when all have finished, and what all GPUs draw until then.
@@ -434,14 +434,16 @@ class _ClusterSimulation:
         num_others = num_replicas - len(times_ns)
         others_end_ns = replay.makespan_ns if num_others else 0
         end_ns = max(self.sync_ns, others_end_ns, *times_ns)
-        straggling_fj = sum(
-            stragglers.energy_fj * time_ns // stragglers.makespan_ns for time_ns in times_ns
+        straggling_10fj = sum(
+            stragglers.energy_10fj * time_ns // stragglers.makespan_ns for time_ns in times_ns
         )
         running_ns = num_others * replay.makespan_ns + sum(times_ns)
         waiting_ns = num_replicas * end_ns - running_ns
-        waiting_fj = self._waiting_uw * waiting_ns
-        energy_fj = num_others * replay.energy_fj + straggling_fj + waiting_fj
-        return _ClusterEnd(s_from_ns(end_ns), j_from_fj(energy_fj * self.cluster.gpus_per_stage))
+        waiting_10fj = self._waiting_10uw * waiting_ns
+        energy_10fj = num_others * replay.energy_10fj + straggling_10fj + waiting_10fj
+        return _ClusterEnd(
+            s_from_ns(end_ns), j_from_10fj(energy_10fj * self.cluster.gpus_per_stage)
+        )
 
 
 @dataclass(frozen=True, slots=True)

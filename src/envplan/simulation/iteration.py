@@ -1,7 +1,7 @@
 """Replay of one iteration: what every GPU does when, what it draws, and where it waits for nothing.
 
-Without noise and latency a replay is exact and gives a plan's stated time and energy to the last
-nanosecond and femtojoule. With them it tells how much of the plan survives on a real machine.
+Without noise and latency a replay is exact: it gives a plan's stated time and energy to the last
+digit. With them it tells how much of the plan survives on a real machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from envplan.simulation.results import (
     Slice,
     StageUse,
 )
-from envplan.units import UW_PER_W, j_from_fj, s_from_ns
+from envplan.units import POWER_UNITS_PER_W, j_from_10fj, s_from_ns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +91,7 @@ class Timeline:
         replay: of the first run, one GPU a stage.
         sync_time_ns: when all pipelines are finished, a straggler included; ns.
         run_times_ns: iteration time of each run, ns; the first is this one.
-        run_energies_fj: energy of each run over all GPUs until all have finished, fJ.
+        run_energies_10fj: energy of each run over all GPUs until all have finished, 10 fJ.
     """
 
     plan: Plan
@@ -99,18 +99,18 @@ class Timeline:
     replay: Replay
     sync_time_ns: int
     run_times_ns: tuple[int, ...]
-    run_energies_fj: tuple[int, ...]
+    run_energies_10fj: tuple[int, ...]
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, runs: Iterable[Replay], sync_ns: int) -> Timeline:
         """The timeline of replays of a plan, each waited for until sync_ns, if that is later."""
         shown: Replay | None = None
-        times_ns, energies_fj = [], []
+        times_ns, energies_10fj = [], []
         for replay in runs:
             shown = shown or replay
             times_ns.append(replay.makespan_ns)
-            until_fj = replay.energy_until(max(replay.makespan_ns, sync_ns))
-            energies_fj.append(until_fj * plan.job.num_gpus)
+            until_10fj = replay.energy_until(max(replay.makespan_ns, sync_ns))
+            energies_10fj.append(until_10fj * plan.job.num_gpus)
         assert shown is not None, "there is at least one run"
         return cls(
             plan=plan,
@@ -118,7 +118,7 @@ class Timeline:
             replay=shown,
             sync_time_ns=max(sync_ns, shown.makespan_ns),
             run_times_ns=tuple(times_ns),
-            run_energies_fj=tuple(energies_fj),
+            run_energies_10fj=tuple(energies_10fj),
         )
 
     @property
@@ -179,7 +179,7 @@ class Timeline:
                 frequency_mhz=run.frequency_mhz,
                 start_ns=start_ns,
                 finish_ns=finish_ns,
-                energy_fj=run.energy_fj,
+                energy_10fj=run.energy_10fj,
                 part=run.part,
             )
             start_ns = finish_ns
@@ -191,7 +191,7 @@ class Timeline:
         on_critical_path = set(self.critical_path)
         table_numbers, options = problem.table.tolist(), replay.rows.tolist()
         starts_ns, finishes_ns = replay.starts_ns.tolist(), replay.finishes_ns.tolist()
-        energies_fj = replay.energies_fj.tolist()
+        energies_10fj = replay.energies_10fj.tolist()
         stretch_ns = self.stretch_ns.tolist()
         runs = []
         for index, operation in enumerate(problem.pipeline.operations):
@@ -205,7 +205,7 @@ class Timeline:
                 config=table.config[option],
                 start_s=s_from_ns(starts_ns[index]),
                 finish_s=s_from_ns(finishes_ns[index]),
-                energy_j=j_from_fj(energies_fj[index]),
+                energy_j=j_from_10fj(energies_10fj[index]),
                 could_stretch_s=s_from_ns(stretch_ns[index]),
                 critical_path=index in on_critical_path,
             )
@@ -226,14 +226,14 @@ class Timeline:
         replay = self.replay
         busy_ns = int(replay.busy_ns[stage])
         blocked_ns = self.sync_time_ns - busy_ns
-        computation_fj = sum(replay.energies_fj[begin:end].tolist())
-        blocking_fj = int(replay.problem.blocking_power_uw[stage]) * blocked_ns
+        computation_10fj = sum(replay.energies_10fj[begin:end].tolist())
+        blocking_10fj = int(replay.problem.blocking_power_10uw[stage]) * blocked_ns
         return StageUse(
             stage=stage,
             busy_s=s_from_ns(busy_ns),
             blocked_s=s_from_ns(blocked_ns),
-            computation_energy_j=j_from_fj(computation_fj * self.num_gpus),
-            blocking_energy_j=j_from_fj(blocking_fj * self.num_gpus),
+            computation_energy_j=j_from_10fj(computation_10fj * self.num_gpus),
+            blocking_energy_j=j_from_10fj(blocking_10fj * self.num_gpus),
             clock_changes=tuple(self._clock_changes(stage, begin, end)),
             operations=self.operations[begin:end],
             bubbles=tuple(self._bubbles(begin, end)),
@@ -304,9 +304,9 @@ class Timeline:
         return self.plan.job.num_gpus
 
     @property
-    def energy_fj(self) -> int:
-        """Energy of all GPUs until all have finished, fJ."""
-        return self.run_energies_fj[0]
+    def energy_10fj(self) -> int:
+        """Energy of all GPUs until all have finished, 10 fJ."""
+        return self.run_energies_10fj[0]
 
     @property
     def iteration_time(self) -> float:
@@ -321,26 +321,26 @@ class Timeline:
     @property
     def energy(self) -> float:
         """J of all GPUs until sync_time."""
-        return j_from_fj(self.energy_fj)
+        return j_from_10fj(self.energy_10fj)
 
     @property
     def computation_energy(self) -> float:
         """J of all GPUs while they run operations."""
-        return j_from_fj(self._computation_fj)
+        return j_from_10fj(self._computation_10fj)
 
     @property
     def blocking_energy(self) -> float:
         """J of all GPUs while they wait."""
-        return j_from_fj(self.energy_fj - self._computation_fj)
+        return j_from_10fj(self.energy_10fj - self._computation_10fj)
 
     @property
-    def _computation_fj(self) -> int:
-        return self.num_gpus * sum(map(int, self.replay.energies_fj))
+    def _computation_10fj(self) -> int:
+        return self.num_gpus * sum(map(int, self.replay.energies_10fj))
 
     @property
     def average_power(self) -> float:
         """W of all GPUs until sync_time."""
-        return self.energy_fj / (self.sync_time_ns * UW_PER_W)
+        return self.energy_10fj / (self.sync_time_ns * POWER_UNITS_PER_W)
 
     @property
     def peak_power(self) -> float:
@@ -350,12 +350,14 @@ class Timeline:
     @cached_property
     def power(self) -> PowerSteps:
         """Power of all GPUs over time, until all have finished."""
-        times_ns, power_uw = self.replay.power_steps
+        times_ns, power_10uw = self.replay.power_steps
         if self.sync_time_ns > self.iteration_time_ns:
-            waiting_uw = self.replay.problem.blocking_power_uw.sum()
+            waiting_10uw = self.replay.problem.blocking_power_10uw.sum()
             times_ns = np.append(times_ns, self.sync_time_ns)
-            power_uw = np.append(power_uw, waiting_uw)
-        return PowerSteps(times_ns, power_uw.astype(np.float64) * (self.num_gpus / UW_PER_W))
+            power_10uw = np.append(power_10uw, waiting_10uw)
+        return PowerSteps(
+            times_ns, power_10uw.astype(np.float64) * (self.num_gpus / POWER_UNITS_PER_W)
+        )
 
     def at_max_frequency(self) -> Timeline:
         """The same job with every operation at its highest frequency, clocks there from the start.
@@ -392,7 +394,7 @@ class Timeline:
     def percentiles(self, percents: Sequence[float]) -> Percentiles:
         """Iteration time and energy that so many percent of the runs do not exceed."""
         times_s = [s_from_ns(time_ns) for time_ns in self.run_times_ns]
-        energies_j = [j_from_fj(energy_fj) for energy_fj in self.run_energies_fj]
+        energies_j = [j_from_10fj(energy_10fj) for energy_10fj in self.run_energies_10fj]
         return Percentiles(
             iteration_time_s=np.percentile(times_s, percents).tolist(),
             energy_j=np.percentile(energies_j, percents).tolist(),

@@ -30,7 +30,7 @@ from envplan.request.limits import KindReplay, WholeJob
 from envplan.simulation.conditions import PLANNED, Conditions
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.deadline_solver import DeadlineSolver
-from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
+from envplan.units import j_from_10fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 __all__ = [
     "ReplicaKind",
@@ -223,21 +223,21 @@ class _Together(DeadlineSolver[ReplicaPlans]):
         bends_ns: list[int] = self.times_ns.tolist()
 
         def rises_after(bend: int) -> bool:
-            return self.bound_fj(bends_ns[bend + 1]) >= self.bound_fj(bends_ns[bend])
+            return self.bound_10fj(bends_ns[bend + 1]) >= self.bound_10fj(bends_ns[bend])
 
         # The sum falls up to its least value and rises from there on.
         lowest_bend = bisect_left(range(len(bends_ns) - 1), True, key=rises_after)
         return bends_ns[lowest_bend]
 
-    def bound_fj(self, time_ns: int) -> int:
-        """Least relaxed energy if all wait until a time, all GPUs, fJ."""
+    def bound_10fj(self, time_ns: int) -> int:
+        """Least relaxed energy if all wait until a time, all GPUs, 10 fJ."""
         return sum(
-            frontier.waiting_bound_fj(time_ns) * frontier.num_gpus for frontier in self.frontiers
+            frontier.waiting_bound_10fj(time_ns) * frontier.num_gpus for frontier in self.frontiers
         )
 
     def energy_at(self, time: float) -> float:
         """The same in J, at a time in s."""
-        return j_from_fj(self.bound_fj(ns_from_s_floor(time)))
+        return j_from_10fj(self.bound_10fj(ns_from_s_floor(time)))
 
     def requested_ns(self) -> int:
         """The common deadline that the request means, ns.
@@ -291,8 +291,8 @@ class _Together(DeadlineSolver[ReplicaPlans]):
             shared = request.model_copy(update={"limits": limits})
             plans.append(frontier.solve(shared, doubts=False))
         # What all use until the slowest has finished; waiting longer for a straggler costs more.
-        bound_fj = self.bound_fj(min(deadline_ns, self.min_energy_time_ns))
-        planned = ReplicaPlans(tuple(plans), j_from_fj(bound_fj), self.request.run)
+        bound_10fj = self.bound_10fj(min(deadline_ns, self.min_energy_time_ns))
+        planned = ReplicaPlans(tuple(plans), j_from_10fj(bound_10fj), self.request.run)
         self._require_limits(planned)
         return planned
 
@@ -331,8 +331,8 @@ class _Together(DeadlineSolver[ReplicaPlans]):
         request = self.request.model_copy(update={"deadline": deadline, "run": None})
         plans = tuple(planner.solve(frontier, request) for frontier in self.frontiers)
         sync_time_s = max(plan.iteration_time for plan in plans)
-        bound_fj = self.bound_fj(ns_from_s(sync_time_s))
-        return ReplicaPlans(plans, j_from_fj(bound_fj), self.request.run)
+        bound_10fj = self.bound_10fj(ns_from_s(sync_time_s))
+        return ReplicaPlans(plans, j_from_10fj(bound_10fj), self.request.run)
 
     def time_and_energy(self, answer: ReplicaPlans) -> TimeAndEnergy:
         """Time and energy of an iteration, until the slowest has finished."""

@@ -32,7 +32,7 @@ class Slice(NamedTuple):
         operation: index into pipeline.operations.
         frequency_mhz: the clock in force; 0 for an operation that controls none.
         start_ns, finish_ns: when it begins and ends.
-        energy_fj: energy of one GPU meanwhile.
+        energy_10fj: energy of one GPU meanwhile.
         part: name of the part, where parts of the operation have clocks of their own; else "".
     """
 
@@ -40,7 +40,7 @@ class Slice(NamedTuple):
     frequency_mhz: int
     start_ns: int
     finish_ns: int
-    energy_fj: int
+    energy_10fj: int
     part: str = ""
 
 

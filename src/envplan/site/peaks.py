@@ -13,7 +13,7 @@ from envplan.plan import Rung, as_referenced, check_reference, find_profile, run
 from envplan.profile import Profile
 from envplan.simulation.between_iterations import extra_tables, extras_outside
 from envplan.site.jobs import SiteJob
-from envplan.units import w_from_uw
+from envplan.units import w_from_10uw
 
 __all__ = ["peak_powers_w"]
 
@@ -50,7 +50,7 @@ def _peaks_of_replica_w(job: SiteJob) -> list[float]:
     for number, plan in enumerate(job.plans):
         rung = Rung(**{field: getattr(plan, field) for field in Rung.model_fields})
         rows = rung_rows(f"plan {number} of job {job.name}", rung, problem)
-        peak_w = w_from_uw(problem.replay(rows, file.job.machine).peak_uw)
+        peak_w = w_from_10uw(problem.replay(rows, file.job.machine).peak_10uw)
         peaks_w.append(max(peak_w, between_w))
     return peaks_w
 
@@ -64,6 +64,6 @@ def _peak_between_iterations_w(pipeline: Pipeline, profile: Profile) -> float:
     total_w = 0.0
     for stage in range(pipeline.num_stages):
         tables = extra_tables(pipeline, profile, stage, instructions)
-        peaks_uw = [int(table.peak_uw[table.max_frequency_option]) for table in tables]
-        total_w += w_from_uw(max(peaks_uw, default=0))
+        peaks_10uw = [int(table.peak_10uw[table.max_frequency_option]) for table in tables]
+        total_w += w_from_10uw(max(peaks_10uw, default=0))
     return total_w

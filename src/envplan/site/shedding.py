@@ -15,7 +15,7 @@ from envplan.site.modes import JobModes
 from envplan.site.plan import SiteOverheads
 from envplan.site.sharing import Demand, Market
 from envplan.solve.uniform_clocks import UniformClocks
-from envplan.units import j_from_fj, s_from_ns
+from envplan.units import j_from_10fj, s_from_ns
 
 #: Budgets along the curve.
 _NUM_BUDGETS = 41
@@ -149,7 +149,7 @@ def _points_by_clock(job: SiteJob) -> dict[float, OperatingPoint]:
     for mhz, choice in zip(clocks.clocks_mhz, clocks.one_for_all(), strict=True):
         replay = problem.replay(choice)
         time_s = s_from_ns(replay.makespan_ns)
-        energy_j = j_from_fj(replay.energy_fj * file.job.num_gpus)
+        energy_j = j_from_10fj(replay.energy_10fj * file.job.num_gpus)
         points[mhz / clocks.clocks_mhz[-1]] = OperatingPoint(1 / time_s, energy_j / time_s)
     return points
 

@@ -62,7 +62,7 @@ class Candidates(ABC):
         conditions: that every candidate keeps; no global limits.
 
     Attributes:
-        change_price_fj: of a change of clock, fJ; 0 where none was asked for.
+        change_price_10fj: of a change of clock, 10 fJ; 0 where none was asked for.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Candidates(ABC):
     ) -> None:
         self._frontier = frontier
         self._conditions = conditions
-        blocking_uw = frontier.problem.blocking_power_uw.tolist()
+        blocking_10uw = frontier.problem.blocking_power_10uw.tolist()
         self._penalties = NO_PENALTIES
         for limit in conditions.limits:
             self._penalties = self._penalties.combine(limit.penalties(frontier.num_gpus))
-        self.change_price_fj = conditions.changes.price_fj(blocking_uw)
+        self.change_price_10fj = conditions.changes.price_10fj(blocking_10uw)
 
     @abstractmethod
     def best_by(
@@ -125,19 +125,19 @@ class Candidates(ABC):
         """How many candidates have been made."""
 
     @abstractmethod
-    def bound_fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
-        """A lower bound on what candidates by a deadline are compared by, fJ."""
+    def bound_10fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
+        """A lower bound on what candidates by a deadline are compared by, 10 fJ."""
 
-    def cost_fj(self, replay: Replay, *, idle_until_deadline: bool) -> int:
-        """What candidates are compared by: energy, with what changes of clock cost, fJ.
+    def cost_10fj(self, replay: Replay, *, idle_until_deadline: bool) -> int:
+        """What candidates are compared by: energy, with what changes of clock cost, 10 fJ.
 
         Args:
             idle_until_deadline: everybody waits until then, so what is used above waiting counts.
         """
-        energy_fj = replay.effective_fj if idle_until_deadline else replay.energy_fj
-        if not self.change_price_fj:
-            return energy_fj
-        return energy_fj + self.change_price_fj * replay.num_changes
+        energy_10fj = replay.effective_10fj if idle_until_deadline else replay.energy_10fj
+        if not self.change_price_10fj:
+            return energy_10fj
+        return energy_10fj + self.change_price_10fj * replay.num_changes
 
     @cached_property
     def uniform_clocks(self) -> list[KnownChoice]:
@@ -156,8 +156,8 @@ class Candidates(ABC):
         deadline_ns: int,
         *,
         lateness_price: float = LATENESS_PRICE,
-        change_price_fj: int = 0,
-        allowance_fj: int | None = None,
+        change_price_10fj: int = 0,
+        allowance_10fj: int | None = None,
     ) -> Search:
         """The search for rows by a deadline that keep the conditions.
 
@@ -165,24 +165,24 @@ class Candidates(ABC):
             replay: of about when operations start.
             deadline_ns: beyond T_star everybody waits until then; 0: only time counts.
             lateness_price: of a ns late, in what a ns saves at the deadline.
-            change_price_fj, allowance_fj: as for Search.
+            change_price_10fj, allowance_10fj: as for Search.
         """
         return Search(
             self._frontier.problem,
             replay.starts_ns,
             deadline_ns,
-            price_uw=self._lateness_price_uw(deadline_ns, lateness_price),
+            price_10uw=self._lateness_price_10uw(deadline_ns, lateness_price),
             machine=self._conditions.machine,
             waits=deadline_ns > self._frontier.min_energy_time_ns,
             min_dwell_ns=self._penalties.min_dwell_ns,
-            peak_uw=self._penalties.peak_uw,
-            change_price_fj=change_price_fj,
-            allowance_fj=allowance_fj,
+            peak_10uw=self._penalties.peak_10uw,
+            change_price_10fj=change_price_10fj,
+            allowance_10fj=allowance_10fj,
         )
 
-    def _lateness_price_uw(self, deadline_ns: int, lateness_price: float = LATENESS_PRICE) -> int:
-        """What a ns late costs in a search, uW."""
-        return max(1, int(lateness_price * self._frontier.slope_uw(deadline_ns)))
+    def _lateness_price_10uw(self, deadline_ns: int, lateness_price: float = LATENESS_PRICE) -> int:
+        """What a ns late costs in a search, 10 uW."""
+        return max(1, int(lateness_price * self._frontier.slope_10uw(deadline_ns)))
 
     @abstractmethod
     def latest_useful_ns(self, deadline_ns: int, idle_until_deadline: bool) -> int:
@@ -239,19 +239,19 @@ class GridCandidates(Candidates):
         is_preferred: IsPreferred = keeps_everything,
     ) -> Replay:
         """The best candidate that ends by a deadline."""
-        cost_fj = partial(self.cost_fj, idle_until_deadline=idle_until_deadline)
+        cost_10fj = partial(self.cost_10fj, idle_until_deadline=idle_until_deadline)
         in_time: list[Replay] = []
         preferred: list[Replay] = []
         failures = 0
-        bound_fj = partial(self.bound_fj, idle_until_deadline=idle_until_deadline)
+        bound_10fj = partial(self.bound_10fj, idle_until_deadline=idle_until_deadline)
         for grid_deadline_ns in self._deadlines_to_try(deadline_ns, idle_until_deadline):
             if failures == _MAX_FAILURES:
                 break
             if in_time:
-                enough_fj = min(map(cost_fj, preferred or in_time))
+                enough_10fj = min(map(cost_10fj, preferred or in_time))
                 if self._is_large and preferred:
-                    enough_fj = min(enough_fj, _with_noise(bound_fj(deadline_ns)))
-                if bound_fj(grid_deadline_ns) >= enough_fj:
+                    enough_10fj = min(enough_10fj, _with_noise(bound_10fj(deadline_ns)))
+                if bound_10fj(grid_deadline_ns) >= enough_10fj:
                     break
             try:
                 candidate = self.at(grid_deadline_ns)
@@ -265,13 +265,15 @@ class GridCandidates(Candidates):
                     preferred.append(candidate)
         if not in_time:
             return self._fallback(deadline_ns)
-        return min(preferred or in_time, key=cost_fj)
+        return min(preferred or in_time, key=cost_10fj)
 
-    def bound_fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
-        """A lower bound on what candidates by a deadline are compared by, fJ."""
+    def bound_10fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
+        """A lower bound on what candidates by a deadline are compared by, 10 fJ."""
         frontier = self._frontier
-        bound_fj = frontier.effective_bound_fj if idle_until_deadline else frontier.lower_bound_fj
-        return bound_fj(deadline_ns)
+        bound_10fj = (
+            frontier.effective_bound_10fj if idle_until_deadline else frontier.lower_bound_10fj
+        )
+        return bound_10fj(deadline_ns)
 
     def near(self, deadline_ns: int) -> Replay:
         """A candidate that ends by a deadline not below T_min, for pictures and tables of many."""
@@ -294,10 +296,10 @@ class GridCandidates(Candidates):
                 raise
             replay = self._found[deadline_ns]
             _logger.debug(
-                "candidate for %d ns: %d ns, %d fJ",
+                "candidate for %d ns: %d ns, %d x 10 fJ",
                 deadline_ns,
                 replay.makespan_ns,
-                replay.energy_fj,
+                replay.energy_10fj,
             )
         return self._found[deadline_ns]
 
@@ -327,9 +329,9 @@ class GridCandidates(Candidates):
         """
 
 
-def _with_noise(bound_fj: int) -> int:
-    """A bound, and by how much candidates for neighbouring deadlines may differ beyond it, fJ."""
-    return bound_fj + int(_NOISE_SHARE * abs(bound_fj))
+def _with_noise(bound_10fj: int) -> int:
+    """A bound, and by how much candidates for nearby deadlines may differ beyond it, 10 fJ."""
+    return bound_10fj + int(_NOISE_SHARE * abs(bound_10fj))
 
 
 class RoundedCandidates(GridCandidates):

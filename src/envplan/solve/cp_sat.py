@@ -19,7 +19,8 @@ from envplan.solve.rounding import Choice, Rounding
 
 # Fewer workers leave out the searches that improve a plan; they share the cores there are.
 _WORKERS: Final = 8
-_FJ_PER_UNIT: Final = 10**5
+#: Units of energy in 0.1 nJ.
+_SCALE: Final = 10**4
 
 
 class CpSatResult(NamedTuple):
@@ -28,11 +29,11 @@ class CpSatResult(NamedTuple):
     Attributes:
         pareto_choice: a Pareto index for each operation, in the order in which they were added;
             None where none was found in time.
-        bound_fj: a lower bound on the cost of every choice of allowed options, fJ.
+        bound_10fj: a lower bound on the cost of every choice of allowed options, 10 fJ.
     """
 
     pareto_choice: Choice | None
-    bound_fj: int
+    bound_10fj: int
 
 
 class OptionModel:
@@ -45,8 +46,8 @@ class OptionModel:
     def __init__(self, curves: Sequence[CostCurve]) -> None:
         self.model = cp_model.CpModel()
         self._curves = curves
-        # The cost of all operations is _base_fj and the sum of _extra_units, rounded down.
-        self._base_fj = 0
+        # The cost of all operations is _base_10fj and the sum of _extra_units, rounded down.
+        self._base_10fj = 0
         self._extra_units: list[cp_model.LinearExprT] = []
         #: For each operation, whether each of its options is chosen, by Pareto index.
         self._is_chosen: list[dict[int, cp_model.IntVar]] = []
@@ -65,42 +66,42 @@ class OptionModel:
             How long the operation takes, ns.
         """
         curve = self._curves[curve_index]
-        durations_ns, costs_fj = curve.time_ns.tolist(), curve.cost_fj.tolist()
+        durations_ns, costs_10fj = curve.time_ns.tolist(), curve.cost_10fj.tolist()
         options = sorted({*allowed, present})
         is_chosen = {option: self.model.new_bool_var("") for option in options}
         self.model.add_exactly_one(is_chosen.values())
         self._is_chosen.append(is_chosen)
-        cheapest_fj = min(costs_fj[option] for option in options)
-        self._base_fj += cheapest_fj
+        cheapest_10fj = min(costs_10fj[option] for option in options)
+        self._base_10fj += cheapest_10fj
         for option, variable in is_chosen.items():
             # Rounded down, so that the sum is never more than what the operations cost.
-            extra_units = (costs_fj[option] - cheapest_fj) // _FJ_PER_UNIT
+            extra_units = (costs_10fj[option] - cheapest_10fj) // _SCALE
             self._extra_units.append(extra_units * variable)
             self.model.add_hint(variable, option == present)
         return sum(durations_ns[option] * variable for option, variable in is_chosen.items())
 
     def solve_until(
-        self, end_s: float, saved_uw: int = 0, early_ns: cp_model.LinearExprT = 0
+        self, end_s: float, saved_10uw: int = 0, early_ns: cp_model.LinearExprT = 0
     ) -> CpSatResult:
         """Minimize the cost of all operations, less what ending early saves.
 
         Args:
             end_s: when to stop, of time.monotonic().
-            saved_uw: power that is saved while the iteration is over early.
+            saved_10uw: power that is saved while the iteration is over early.
             early_ns: how long that is.
         """
         # Rounded up, so that the objective is never more than the energy.
-        saved_units = -(-saved_uw // _FJ_PER_UNIT)
+        saved_units = -(-saved_10uw // _SCALE)
         self.model.minimize(sum(self._extra_units) - saved_units * early_ns)
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.01, end_s - time.monotonic())
         solver.parameters.num_workers = _WORKERS
         status = solver.solve(self.model)
         bound_units = math.floor(solver.best_objective_bound)
-        bound_fj = self._base_fj + bound_units * _FJ_PER_UNIT
+        bound_10fj = self._base_10fj + bound_units * _SCALE
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return CpSatResult(None, bound_fj)
-        return CpSatResult(self._chosen_options(solver), bound_fj)
+            return CpSatResult(None, bound_10fj)
+        return CpSatResult(self._chosen_options(solver), bound_10fj)
 
     def _chosen_options(self, solver: cp_model.CpSolver) -> Choice:
         """The Pareto index of each operation's option in a solver's solution."""
@@ -117,7 +118,7 @@ def solve_whole_pipeline(
     starts_ns: Sequence[int],
     curves: Sequence[CostCurve],
     allowed: Sequence[Sequence[int]],
-    saved_uw: int,
+    saved_10uw: int,
     end_s: float,
 ) -> CpSatResult:
     """Choose the options of all operations of a small pipeline by a deadline.
@@ -127,7 +128,7 @@ def solve_whole_pipeline(
         starts_ns: when operations start by that choice, (N,), by rank.
         curves: cost curves of the operations, (N,), by rank.
         allowed: Pareto indices of each operation's options, (N,), by rank.
-        saved_uw: what ending earlier saves, uW.
+        saved_10uw: what ending earlier saves, 10 uW.
         end_s: when to stop, of time.monotonic().
 
     Returns:
@@ -148,5 +149,5 @@ def solve_whole_pipeline(
     for precedence in rounding.precedences.as_list():
         earliest_start = finish[precedence.predecessor] + precedence.lag_ns
         model.add(earliest_start <= start[precedence.successor])
-    result = option_model.solve_until(end_s, saved_uw, early_ns)
-    return CpSatResult(result.pareto_choice, result.bound_fj + saved_uw * deadline_ns)
+    result = option_model.solve_until(end_s, saved_10uw, early_ns)
+    return CpSatResult(result.pareto_choice, result.bound_10fj + saved_10uw * deadline_ns)

@@ -68,19 +68,19 @@ class RoundingGrid:
         frontier = self._frontier
         always_on_grid_ns = {frontier.min_energy_time_ns, frontier.slowest_time_ns}
         latest_ns = min(latest_ns, frontier.slowest_time_ns)
-        for begin_ns, end_ns, slope_uw in frontier.intervals_below(latest_ns):
+        for begin_ns, end_ns, slope_10uw in frontier.intervals_below(latest_ns):
             highest_ns = end_ns
             if end_ns in always_on_grid_ns:
                 yield end_ns
                 highest_ns -= 1  # not twice
-            spacing_ns = self.spacing_ns(slope_uw)
+            spacing_ns = self.spacing_ns(slope_10uw)
             lowest_ns = max(begin_ns, frontier.min_time_ns)
             yield from range(highest_ns - highest_ns % spacing_ns, lowest_ns, -spacing_ns)
         yield frontier.min_time_ns
 
     def first_after(self, deadline_ns: int) -> int:
         """The grid's first deadline after one of its own, ns; itself if it is the last."""
-        reach_ns = self.spacing_ns(self._frontier.slope_uw(deadline_ns))
+        reach_ns = self.spacing_ns(self._frontier.slope_10uw(deadline_ns))
         while deadline_ns < self._frontier.slowest_time_ns:
             following_ns = deadline_ns
             for later_ns in self.descending_from(deadline_ns + reach_ns):
@@ -94,36 +94,36 @@ class RoundingGrid:
 
     def number_of(self, deadline_ns: int) -> int:
         """The number of a deadline among those with its spacing."""
-        return deadline_ns // self.spacing_ns(self._frontier.slope_uw(deadline_ns))
+        return deadline_ns // self.spacing_ns(self._frontier.slope_10uw(deadline_ns))
 
-    def spacing_ns(self, slope_uw: int) -> int:
+    def spacing_ns(self, slope_10uw: int) -> int:
         """How far deadlines lie apart where the frontier has a slope, ns.
 
         The slope is what a ns more saves: up to T_star more than all GPUs draw while they wait, and
         beyond T_star no more than that.
         """
-        frontier, waiting_uw = self._frontier, self._frontier.total_power_uw
+        frontier, waiting_10uw = self._frontier, self._frontier.total_power_10uw
         t_star_ns = frontier.min_energy_time_ns
-        is_beyond_t_star = slope_uw <= waiting_uw
+        is_beyond_t_star = slope_10uw <= waiting_10uw
         if is_beyond_t_star:
             span_ns = frontier.slowest_time_ns - t_star_ns
-            return self._even_spacing_ns(span_ns, slope_uw, _MAX_DEADLINES_BEYOND)
+            return self._even_spacing_ns(span_ns, slope_10uw, _MAX_DEADLINES_BEYOND)
         if self._has_few_times:
             return self._time_unit_ns
         span_ns = t_star_ns - frontier.min_time_ns
-        return self._even_spacing_ns(span_ns, slope_uw - waiting_uw, _MAX_DEADLINES)
+        return self._even_spacing_ns(span_ns, slope_10uw - waiting_10uw, _MAX_DEADLINES)
 
-    def _even_spacing_ns(self, span_ns: int, price_uw: int, max_deadlines: int) -> int:
+    def _even_spacing_ns(self, span_ns: int, price_10uw: int, max_deadlines: int) -> int:
         """A power of two with steps of energy as wished, and neither too many nor too few of them.
 
         Args:
             span_ns: of all deadlines.
-            price_uw: how fast the energy changes with time.
+            price_10uw: how fast the energy changes with time.
             max_deadlines: about so many at most.
         """
         if self._given_step_share is not None:
-            return _power_of_two_up_to(self._step_fj // max(1, price_uw))
-        wanted_ns = min(self._step_fj // max(1, price_uw), span_ns // self._min_deadlines)
+            return _power_of_two_up_to(self._step_10fj // max(1, price_10uw))
+        wanted_ns = min(self._step_10fj // max(1, price_10uw), span_ns // self._min_deadlines)
         least_ns = span_ns // max(max_deadlines, self._min_deadlines)
         return _power_of_two_up_to(max(least_ns, wanted_ns))
 
@@ -135,14 +135,14 @@ class RoundingGrid:
         return max(_MIN_DEADLINES, min(_MIN_DEADLINES_IF_TINY, quickly_made))
 
     @cached_property
-    def _step_fj(self) -> int:
-        """By how much the relaxed energy changes from one deadline to the next, fJ."""
+    def _step_10fj(self) -> int:
+        """By how much the relaxed energy changes from one deadline to the next, 10 fJ."""
         frontier = self._frontier
-        energy_fj = frontier.lower_bound_fj(frontier.min_energy_time_ns)
+        energy_10fj = frontier.lower_bound_10fj(frontier.min_energy_time_ns)
         share = self._given_step_share
         if share is None:
             share = self._wanted_step_share
-        return max(1, int(share * energy_fj))
+        return max(1, int(share * energy_10fj))
 
     @cached_property
     def _wanted_step_share(self) -> float:
@@ -159,8 +159,8 @@ class RoundingGrid:
         gap = 0.0
         for deadline_ns in (sample.min_time_ns, sample.min_energy_time_ns):
             choice = relaxed_rounding(sample, deadline_ns).choice
-            energy_fj = sample.problem.replay(choice).energy_fj
-            gap += (energy_fj / max(1, sample.lower_bound_fj(deadline_ns)) - 1) / 2
+            energy_10fj = sample.problem.replay(choice).energy_10fj
+            gap += (energy_10fj / max(1, sample.lower_bound_10fj(deadline_ns)) - 1) / 2
         return gap
 
     @cached_property

@@ -17,7 +17,7 @@ from envplan.solve.conditions import SearchConditions
 from envplan.solve.limit_keeper import LimitKeeper
 from envplan.solve.relief import Relief
 from envplan.solve.solution import KnownChoice, NoPlanInTimeError, Solution
-from envplan.units import j_from_fj, s_from_ns
+from envplan.units import j_from_10fj, s_from_ns
 
 _logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class DeadlineSearch:
             "deadline %.9f s: %.9f s and %.10g J a GPU of each stage",
             deadline_s,
             s_from_ns(solution.replay.makespan_ns),
-            j_from_fj(solution.replay.energy_fj),
+            j_from_10fj(solution.replay.energy_10fj),
         )
         if self.keeper.global_limits:
             self._known_choices.append(KnownChoice.of(solution.replay))
@@ -120,7 +120,7 @@ class DeadlineSearch:
         polished = candidates.polished(
             replay, deadline_ns, idle_until_deadline=idle_until_deadline, seconds=self._polish_s
         )
-        return Solution(polished.replay, deadline_ns, bound_fj=polished.bound_fj)
+        return Solution(polished.replay, deadline_ns, bound_10fj=polished.bound_10fj)
 
     def _relieved(
         self, refusal: NoAnswerError, context: LimitContext, *, idle_until_deadline: bool
@@ -154,17 +154,17 @@ class DeadlineSearch:
         A bound that was proved for the deadline holds for any choice.
         """
         keeper, deadline_ns = self.keeper, context.deadline_ns
-        waiting_uw = self._frontier.total_power_uw if idle_until_deadline else 0
-        change_price_fj = self.candidates.change_price_fj
-        least_fj = math.inf
+        waiting_10uw = self._frontier.total_power_10uw if idle_until_deadline else 0
+        change_price_10fj = self.candidates.change_price_10fj
+        least_10fj = math.inf
         if solution is not None:
-            least_fj = self.candidates.cost_fj(
+            least_10fj = self.candidates.cost_10fj(
                 solution.replay, idle_until_deadline=idle_until_deadline
             )
         for known_choice in (*self.candidates.uniform_clocks, *self._known_choices):
-            cost_fj = known_choice.energy_fj - waiting_uw * known_choice.makespan_ns
-            cost_fj += change_price_fj * known_choice.num_changes
-            if known_choice.makespan_ns > deadline_ns or cost_fj >= least_fj:
+            cost_10fj = known_choice.energy_10fj - waiting_10uw * known_choice.makespan_ns
+            cost_10fj += change_price_10fj * known_choice.num_changes
+            if known_choice.makespan_ns > deadline_ns or cost_10fj >= least_10fj:
                 continue
             replay = self.candidates.replay(known_choice.choice)
             if not keeper.keeps(replay, context, keeper.exact_limits):
@@ -175,5 +175,5 @@ class DeadlineSearch:
             if solution is None:
                 solution = Solution(replay, deadline_ns)
             solution = replace(solution, replay=replay, robustness=robustness)
-            least_fj = cost_fj
+            least_10fj = cost_10fj
         return solution

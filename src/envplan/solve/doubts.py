@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from envplan.errors import warn_of_doubt
-from envplan.units import UW_PER_W, duration_text, s_from_ns
+from envplan.units import POWER_UNITS_PER_W, duration_text, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
@@ -98,11 +98,11 @@ def _measured_powers(profile: Profile) -> list[_MeasuredPower]:
     powers = []
     for (stage, instruction), costs in profile.measured_costs.items():
         whole = costs.whole
-        for mhz, time_ns, energy_fj in zip(
-            whole.frequency_mhz, whole.time_ns, whole.energy_fj, strict=True
+        for mhz, time_ns, energy_10fj in zip(
+            whole.frequency_mhz, whole.time_ns, whole.energy_10fj, strict=True
         ):
             if mhz:
-                power_w = energy_fj[0] / time_ns[0] / UW_PER_W
+                power_w = energy_10fj[0] / time_ns[0] / POWER_UNITS_PER_W
                 powers.append(_MeasuredPower(power_w, mhz, stage, instruction))
     return powers
 

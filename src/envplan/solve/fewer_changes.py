@@ -19,7 +19,7 @@ from envplan.frontier import Relaxation
 from envplan.replay import Replay, Rows, Search
 from envplan.replay.window import GivenTimes, Window, tails_ns
 from envplan.request.request import ChangePolicy
-from envplan.units import fj_from_j, ns_from_s
+from envplan.units import in_10fj, ns_from_s
 
 #: Energy that fewer changes may cost at most: one part in so many of the least found.
 ENERGY_PER_ALLOWANCE: Final = 1000
@@ -38,7 +38,7 @@ _FIRST_PRICE: Final = 15
 WINDOW_OPERATIONS: Final = 512
 _WINDOW_MOVES_SHARE: Final = 0.6  # of the usual moves
 
-#: Makes a search from the price of a change, fJ, and the energy allowed, fJ.
+#: Makes a search from the price of a change, 10 fJ, and the energy allowed, 10 fJ.
 SearchMaker = Callable[[int, int], Search]
 
 
@@ -56,14 +56,14 @@ class ChangeWeight:
     cost_j: float = 0.0
     stall_s: float = 0.0
 
-    def price_fj(self, blocking_uw: Sequence[int]) -> int:
-        """What a change costs on average over the stages, fJ.
+    def price_10fj(self, blocking_10uw: Sequence[int]) -> int:
+        """What a change costs on average over the stages, 10 fJ.
 
         Args:
-            blocking_uw: what a waiting GPU draws on each stage, uW.
+            blocking_10uw: what a waiting GPU draws on each stage, 10 uW.
         """
-        mean_uw = sum(blocking_uw) // len(blocking_uw)
-        return fj_from_j(self.cost_j) + ns_from_s(self.stall_s) * mean_uw
+        mean_10uw = sum(blocking_10uw) // len(blocking_10uw)
+        return in_10fj(self.cost_j) + ns_from_s(self.stall_s) * mean_10uw
 
     @property
     def is_priced(self) -> bool:
@@ -90,8 +90,8 @@ def with_fewest_changes(
     make_search: SearchMaker,
     rows: Rows,
     *,
-    spared_fj: int,
-    allowance_fj: int,
+    spared_10fj: int,
+    allowance_10fj: int,
     moves: int,
     tries_at_once: bool = True,
 ) -> Rows:
@@ -100,19 +100,19 @@ def with_fewest_changes(
     Args:
         make_search: for the deadline and the limits.
         rows: to start from; they keep the limits, int32 (N,).
-        spared_fj: the allowance less what the rows use.
-        allowance_fj: energy that the result may use.
+        spared_10fj: the allowance less what the rows use.
+        allowance_10fj: energy that the result may use.
         moves: of an annealing.
         tries_at_once: also one longer annealing from the first rows.
     """
-    judge = make_search(0, allowance_fj)
+    judge = make_search(0, allowance_10fj)
     changes = judge.score(rows).changes
 
     def improved(start: Rows, temperature: float, seed: int, share: float = 1.0) -> Rows:
         changes = judge.score(start).changes
         if changes == 0:
             return start
-        search = make_search(_FIRST_PRICE * max(0, spared_fj) // changes, allowance_fj)
+        search = make_search(_FIRST_PRICE * max(0, spared_10fj) // changes, allowance_10fj)
         return search.improve(start, int(moves * share), temperature, seed)
 
     if changes == 0:
@@ -145,8 +145,8 @@ def with_fewest_changes_by_windows(
     replay: Replay,
     deadline_ns: int,
     *,
-    price_uw: int,
-    spared_fj: int,
+    price_10uw: int,
+    spared_10fj: int,
     moves_share: float,
 ) -> Rows:
     """The same for a long pipeline, window by window from the beginning on.
@@ -158,8 +158,8 @@ def with_fewest_changes_by_windows(
         frontier: of the pipeline.
         replay: of the rows to start from.
         deadline_ns: beyond T_star everybody waits until then.
-        price_uw: of a ns late.
-        spared_fj: energy that fewer changes may cost.
+        price_10uw: of a ns late.
+        spared_10fj: energy that fewer changes may cost.
         moves_share: of the usual moves.
     """
     problem = frontier.problem
@@ -170,32 +170,32 @@ def with_fewest_changes_by_windows(
     rank = np.argsort(by_start)
     num_windows = -(-len(rows) // WINDOW_OPERATIONS)
     waits = deadline_ns > frontier.min_energy_time_ns
-    left_fj = 0
+    left_10fj = 0
     for members in np.array_split(by_start, num_windows):
         inside = np.zeros(len(rows), bool)
         inside[members] = True
         window = Window(problem, rows, inside, GivenTimes(finishes_ns, tails, rank))
 
-        def search(price_fj: int, allowance_fj: int, window: Window = window) -> Search:
+        def search(price_10fj: int, allowance_10fj: int, window: Window = window) -> Search:
             return window.search(
                 deadline_ns,
-                price_uw=price_uw,
+                price_10uw=price_10uw,
                 waits=waits,
-                price_fj=price_fj,
-                allowance_fj=allowance_fj,
+                price_10fj=price_10fj,
+                allowance_10fj=allowance_10fj,
             )
 
-        left_fj += spared_fj // num_windows
-        before_fj = search(0, 0).score(window.rows).energy_fj
+        left_10fj += spared_10fj // num_windows
+        before_10fj = search(0, 0).score(window.rows).energy_10fj
         improved = with_fewest_changes(
             search,
             window.rows,
-            spared_fj=left_fj,
-            allowance_fj=before_fj + left_fj,
+            spared_10fj=left_10fj,
+            allowance_10fj=before_10fj + left_10fj,
             moves=num_moves(len(window.rows), moves_share * _WINDOW_MOVES_SHARE),
             tries_at_once=False,
         )
-        left_fj -= search(0, 0).score(improved).energy_fj - before_fj
+        left_10fj -= search(0, 0).score(improved).energy_10fj - before_10fj
         rows[window.changeable] = window.rows_of_changeable(improved)
         finishes_ns[window.changeable] = window.finishes_ns(improved)
     return rows

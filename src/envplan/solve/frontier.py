@@ -26,7 +26,7 @@ from envplan.solve.conditions import SearchConditions
 from envplan.solve.doubts import doubt_job, doubt_request
 from envplan.solve.solver import admissible_frontier, solve
 from envplan.solve.straggler_ladder import plans_at, straggler_ladder, times_of_equal_savings
-from envplan.units import s_from_ns
+from envplan.units import in_10uw, s_from_ns
 
 if TYPE_CHECKING:
     import os
@@ -437,7 +437,7 @@ def trace_job(
         whole=whole,
         progress=progress,
     )
-    if list(frontier.blocking_power_w) != job.blocking_power_w:
+    if list(frontier.blocking_power_10uw) != [in_10uw(power) for power in job.blocking_power_w]:
         raise InputError(
             f"job.blocking_power_w is not what its source, {job.blocking_power_source}, gives"
         )

@@ -59,25 +59,25 @@ class FlowPrices:
     """Prices of time and of waiting, from a flow on the precedences of a pipeline.
 
     Attributes:
-        arcs_uw: what flows along each precedence, int64, in the order of `pipeline.succ`.
-        time_uw: of a ns that each operation takes, (N,): what flows through it.
-        wait_uw: of a ns of waiting before each, (N,): what flows to it from the operation before it
-            on its stage, and where it is the first of all from the source.
-        end_wait_uw: of a ns from the end of each stage's last operation to that of the iteration,
+        arcs_10uw: what flows along each precedence, int64, in the order of `pipeline.succ`.
+        time_10uw: of a ns that each operation takes, (N,): what flows through it.
+        wait_10uw: of a ns of waiting before each, (N,): what flows to it from the operation before
+            it on its stage, and where it is the first of all from the source.
+        end_wait_10uw: of a ns from the end of each stage's last operation to that of the iteration,
             (S,): what flows from that operation straight to the end.
-        total_uw: of a ns of the iteration: what flows into its end.
-        lag_cost_fj: what the constant lags of precedences cost.
+        total_10uw: of a ns of the iteration: what flows into its end.
+        lag_cost_10fj: what the constant lags of precedences cost.
     """
 
-    arcs_uw: NDArray[np.int64]
-    time_uw: Floats
-    wait_uw: Floats
-    end_wait_uw: Floats
-    total_uw: int
-    lag_cost_fj: int
+    arcs_10uw: NDArray[np.int64]
+    time_10uw: Floats
+    wait_10uw: Floats
+    end_wait_10uw: Floats
+    total_10uw: int
+    lag_cost_10fj: int
 
     @classmethod
-    def of_arcs(cls, pipeline: Pipeline, arcs_uw: NDArray[np.int64]) -> FlowPrices:
+    def of_arcs(cls, pipeline: Pipeline, arcs_10uw: NDArray[np.int64]) -> FlowPrices:
         """The prices of any flow along the precedences.
 
         It need not be conserved. What an operation gets and does not hand on goes straight to the
@@ -85,32 +85,32 @@ class FlowPrices:
         precedences, too: no operation ends after the end or starts before the beginning.
 
         Args:
-            arcs_uw: not negative, in the order of `pipeline.succ`.
+            arcs_10uw: not negative, in the order of `pipeline.succ`.
         """
         num_operations = len(pipeline.operations)
         before, after = precedences(pipeline)
-        into_uw = np.zeros(num_operations, np.int64)
-        out_of_uw = np.zeros(num_operations, np.int64)
-        np.add.at(into_uw, after, arcs_uw)
-        np.add.at(out_of_uw, before, arcs_uw)
-        through_uw = np.maximum(into_uw, out_of_uw)
-        wait_uw = np.zeros(num_operations, np.int64)
+        into_10uw = np.zeros(num_operations, np.int64)
+        out_of_10uw = np.zeros(num_operations, np.int64)
+        np.add.at(into_10uw, after, arcs_10uw)
+        np.add.at(out_of_10uw, before, arcs_10uw)
+        through_10uw = np.maximum(into_10uw, out_of_10uw)
+        wait_10uw = np.zeros(num_operations, np.int64)
         is_next = is_next_on_stage(pipeline)
-        np.add.at(wait_uw, after[is_next], arcs_uw[is_next])
+        np.add.at(wait_10uw, after[is_next], arcs_10uw[is_next])
         begin = pipeline.stage_begin
         has_any = np.diff(begin) > 0
         firsts, lasts = begin[:-1][has_any], begin[1:][has_any] - 1
-        wait_uw[firsts] = through_uw[firsts] - into_uw[firsts]
-        end_wait_uw = np.zeros(pipeline.num_stages)
-        end_wait_uw[has_any] = through_uw[lasts] - out_of_uw[lasts]
-        lag_costs = zip(arcs_uw.tolist(), pipeline.succ_lag_ns.tolist(), strict=True)
+        wait_10uw[firsts] = through_10uw[firsts] - into_10uw[firsts]
+        end_wait_10uw = np.zeros(pipeline.num_stages)
+        end_wait_10uw[has_any] = through_10uw[lasts] - out_of_10uw[lasts]
+        lag_costs = zip(arcs_10uw.tolist(), pipeline.succ_lag_ns.tolist(), strict=True)
         return cls(
-            arcs_uw=arcs_uw,
-            time_uw=through_uw.astype(np.float64),
-            wait_uw=wait_uw.astype(np.float64),
-            end_wait_uw=end_wait_uw,
-            total_uw=sum((through_uw - out_of_uw).tolist()),
-            lag_cost_fj=sum(price_uw * lag_ns for price_uw, lag_ns in lag_costs),
+            arcs_10uw=arcs_10uw,
+            time_10uw=through_10uw.astype(np.float64),
+            wait_10uw=wait_10uw.astype(np.float64),
+            end_wait_10uw=end_wait_10uw,
+            total_10uw=sum((through_10uw - out_of_10uw).tolist()),
+            lag_cost_10fj=sum(price_10uw * lag_ns for price_10uw, lag_ns in lag_costs),
         )
 
     @classmethod
@@ -133,15 +133,15 @@ class FlowPrices:
 
     @classmethod
     def _of_optimum(cls, relaxation: Relaxation, optimum: Optimum) -> FlowPrices:
-        arcs_uw = optimum.flow_uw[relaxation.network.precedence_arcs]
-        return cls.of_arcs(relaxation.pipeline, arcs_uw)
+        arcs_10uw = optimum.flow_10uw[relaxation.network.precedence_arcs]
+        return cls.of_arcs(relaxation.pipeline, arcs_10uw)
 
-    def scaled_to(self, total_uw: int, pipeline: Pipeline) -> FlowPrices:
+    def scaled_to(self, total_10uw: int, pipeline: Pipeline) -> FlowPrices:
         """About the same flow, of another total."""
-        if total_uw == self.total_uw or not self.total_uw:
+        if total_10uw == self.total_10uw or not self.total_10uw:
             return self
-        share = total_uw / self.total_uw
-        return self.of_arcs(pipeline, (self.arcs_uw * share).astype(np.int64))
+        share = total_10uw / self.total_10uw
+        return self.of_arcs(pipeline, (self.arcs_10uw * share).astype(np.int64))
 
 
 class StatedBound(NamedTuple):
@@ -149,12 +149,12 @@ class StatedBound(NamedTuple):
 
     Attributes:
         kind: what it follows from.
-        energy_fj: of one GPU a stage; None: what the relaxation says.
+        energy_10fj: of one GPU a stage; None: what the relaxation says.
         prices: of the bound of late clocks, where they are not the relaxed ones.
     """
 
     kind: Bound
-    energy_fj: int | None = None
+    energy_10fj: int | None = None
     prices: LateClockPrices | None = None
 
 
@@ -167,16 +167,16 @@ class StagePaths(NamedTuple):
     It need not end in time, nor do stages wait for each other.
 
     Attributes:
-        costs_fj: a lower bound on what each stage costs.
-        energies_fj: effective energy of each stage.
+        costs_10fj: a lower bound on what each stage costs.
+        energies_10fj: effective energy of each stage.
         rows: int32 (N,), the clocks asked for.
         times_ns, waits_ns: float64 (N,), what each operation takes, and what its stage waits
             before it.
         end_waits_ns: float64 (S,), what each stage waits after its last operation.
     """
 
-    costs_fj: list[int]
-    energies_fj: list[float]
+    costs_10fj: list[int]
+    energies_10fj: list[float]
     rows: Rows
     times_ns: Floats
     waits_ns: Floats
@@ -189,19 +189,19 @@ def cheapest_stage_paths(
     machine: Machine,
     *,
     min_dwell_ns: int = 0,
-    change_fj: float = 0.0,
+    change_10fj: float = 0.0,
 ) -> StagePaths:
     """The cheapest way of every stage, in time linear in operations.
 
     Args:
         min_dwell_ns: least time between two requests of a stage for another clock.
-        change_fj: what each request costs. With it, and the machine without latency, the rows are
+        change_10fj: what each request costs. With it, and the machine without latency, the rows are
             those of a plan that changes clocks less.
 
     Raises:
         InputError: a row of the profile changes clocks within itself.
     """
-    costs_fj, energies_fj = list[int](), list[float]()
+    costs_10fj, energies_10fj = list[int](), list[float]()
     rows, times_ns, waits_ns = list[Rows](), list[Floats](), list[Floats]()
     end_waits_ns = list[float]()
     for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
@@ -211,23 +211,23 @@ def cheapest_stage_paths(
                 machine.latency_ns,
                 machine.asks_ahead,
                 min_dwell_ns,
-                change_fj,
-                prices.time_uw[first:last],
-                np.append(prices.wait_uw[first:last], prices.end_wait_uw[stage]),
+                change_10fj,
+                prices.time_10uw[first:last],
+                np.append(prices.wait_10uw[first:last], prices.end_wait_10uw[stage]),
             )
         except ValueError as error:
             raise InputError(f"{error}, which the bound of late clocks does not know") from error
-        cost_fj, energy_fj, _, stage_rows, stage_times_ns, stage_waits_ns = path
-        costs_fj.append(math.floor(cost_fj))
-        energies_fj.append(energy_fj)
+        cost_10fj, energy_10fj, _, stage_rows, stage_times_ns, stage_waits_ns = path
+        costs_10fj.append(math.floor(cost_10fj))
+        energies_10fj.append(energy_10fj)
         rows.append(stage_rows)
         times_ns.append(stage_times_ns)
         waits_ns.append(stage_waits_ns[:-1])
         end_waits_ns.append(float(stage_waits_ns[-1]))
     chosen = (np.concatenate(rows) - problem.first_row).astype(np.int32)
     return StagePaths(
-        costs_fj,
-        energies_fj,
+        costs_10fj,
+        energies_10fj,
         chosen,
         np.concatenate(times_ns),
         np.concatenate(waits_ns),
@@ -235,10 +235,10 @@ def cheapest_stage_paths(
     )
 
 
-def late_clock_bound_fj(
+def late_clock_bound_10fj(
     relaxation: Relaxation, deadline_ns: int, clocks: ClockLimits, prices: FlowPrices | None = None
 ) -> int:
-    """Least energy of an iteration that ends by a deadline with late or held clocks, fJ.
+    """Least energy of an iteration that ends by a deadline with late or held clocks, 10 fJ.
 
     It is of one GPU a stage, and may be lower than the relaxed bound, which holds as well.
 
@@ -253,29 +253,29 @@ def late_clock_bound_fj(
         prices = FlowPrices.relaxed(relaxation, deadline_ns)
         if deadline_ns >= relaxation.min_energy_time_ns:
             # Time that nobody needs is worth nothing: only waiting is saved by ending earlier.
-            prices = prices.scaled_to(relaxation.total_power_uw, relaxation.pipeline)
-    return PricedBound.of_prices(relaxation, prices, clocks).energy_fj(deadline_ns)
+            prices = prices.scaled_to(relaxation.total_power_10uw, relaxation.pipeline)
+    return PricedBound.of_prices(relaxation, prices, clocks).energy_10fj(deadline_ns)
 
 
 class PricedBound(NamedTuple):
     """The bound that some prices give, for every deadline.
 
     Attributes:
-        energy_at_zero_fj: the bound if the iteration could end at 0.
-        slope_uw: by how much it falls with the end of the iteration.
+        energy_at_zero_10fj: the bound if the iteration could end at 0.
+        slope_10uw: by how much it falls with the end of the iteration.
         min_time_ns: T_min, before which no iteration ends.
     """
 
-    energy_at_zero_fj: int
-    slope_uw: int
+    energy_at_zero_10fj: int
+    slope_10uw: int
     min_time_ns: int
 
     @classmethod
     def of_paths(cls, relaxation: Relaxation, prices: FlowPrices, paths: StagePaths) -> PricedBound:
         """The bound by the cheapest ways of all stages at some prices."""
         return cls(
-            sum(paths.costs_fj) + prices.lag_cost_fj,
-            prices.total_uw - relaxation.total_power_uw,
+            sum(paths.costs_10fj) + prices.lag_cost_10fj,
+            prices.total_10uw - relaxation.total_power_10uw,
             relaxation.min_time_ns,
         )
 
@@ -293,18 +293,18 @@ class PricedBound(NamedTuple):
         )
         return cls.of_paths(relaxation, prices, paths)
 
-    def energy_fj(self, deadline_ns: int) -> int:
-        """Least energy of an iteration that ends by a deadline, one GPU a stage, fJ."""
-        end_ns = deadline_ns if self.slope_uw >= 0 else self.min_time_ns
-        return self.energy_at_zero_fj - self.slope_uw * end_ns
+    def energy_10fj(self, deadline_ns: int) -> int:
+        """Least energy of an iteration that ends by a deadline, one GPU a stage, 10 fJ."""
+        end_ns = deadline_ns if self.slope_10uw >= 0 else self.min_time_ns
+        return self.energy_at_zero_10fj - self.slope_10uw * end_ns
 
-    def energy_until_fj(self, time_ns: int) -> int:
-        """Least energy if everybody waits until a time, one GPU a stage, fJ."""
-        return self.energy_at_zero_fj - self.slope_uw * time_ns
+    def energy_until_10fj(self, time_ns: int) -> int:
+        """Least energy if everybody waits until a time, one GPU a stage, 10 fJ."""
+        return self.energy_at_zero_10fj - self.slope_10uw * time_ns
 
 
-def late_waiting_bound_fj(relaxation: Relaxation, time_ns: int, clocks: ClockLimits) -> int:
-    """Least energy with late or held clocks if everybody waits until a time, fJ.
+def late_waiting_bound_10fj(relaxation: Relaxation, time_ns: int, clocks: ClockLimits) -> int:
+    """Least energy with late or held clocks if everybody waits until a time, 10 fJ.
 
     It is of one GPU a stage, and may be lower than the relaxed bound, which holds as well.
 
@@ -315,4 +315,4 @@ def late_waiting_bound_fj(relaxation: Relaxation, time_ns: int, clocks: ClockLim
         InputError: a row of the profile changes clocks within itself.
     """
     prices = FlowPrices.relaxed_until(relaxation, time_ns)
-    return PricedBound.of_prices(relaxation, prices, clocks).energy_until_fj(time_ns)
+    return PricedBound.of_prices(relaxation, prices, clocks).energy_until_10fj(time_ns)

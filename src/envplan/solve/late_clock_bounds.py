@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from envplan.frontier import Relaxation
-from envplan.plan.build import rounding_allowance_fj
+from envplan.plan.build import rounding_allowance_10fj
 from envplan.plan.late_clock_prices import LateClockPrices
 from envplan.replay import Replay
 from envplan.solve.late_bound import (
@@ -18,7 +18,7 @@ from envplan.solve.late_bound import (
     FlowPrices,
     PricedBound,
     StatedBound,
-    late_clock_bound_fj,
+    late_clock_bound_10fj,
 )
 from envplan.solve.raised_prices import raised_prices
 
@@ -55,19 +55,19 @@ class LateClockBounds:
         self._are_known = clocks.are_any and not has_parts
         self._raised: dict[int, _Raised | None] = {}
 
-    def lower_bound_fj(self, deadline_ns: int) -> int:
-        """The highest bound known for a deadline not below T_min, one GPU a stage, fJ.
+    def lower_bound_10fj(self, deadline_ns: int) -> int:
+        """The highest bound known for a deadline not below T_min, one GPU a stage, 10 fJ.
 
         Prices are looked for if there are none yet.
         """
-        relaxed_fj = self._relaxation.lower_bound_fj(deadline_ns)
+        relaxed_10fj = self._relaxation.lower_bound_10fj(deadline_ns)
         if not self._are_known:
-            return relaxed_fj
-        late_fj = late_clock_bound_fj(self._relaxation, deadline_ns, self.clocks)
-        if not self._raised and _is_higher(late_fj, relaxed_fj):
+            return relaxed_10fj
+        late_10fj = late_clock_bound_10fj(self._relaxation, deadline_ns, self.clocks)
+        if not self._raised and _is_higher(late_10fj, relaxed_10fj):
             self._raised_at(deadline_ns)
-        raised_fj = [one.bound.energy_fj(deadline_ns) for one in self._raised.values() if one]
-        return max(relaxed_fj, late_fj, *raised_fj)
+        raised_10fj = [one.bound.energy_10fj(deadline_ns) for one in self._raised.values() if one]
+        return max(relaxed_10fj, late_10fj, *raised_10fj)
 
     def stated(self, replay: Replay, deadline_ns: int) -> StatedBound:
         """The bound that a plan states, whatever was asked before.
@@ -79,16 +79,18 @@ class LateClockBounds:
         if not self._are_known:
             return RELAXED_BOUND
         deadline_ns = max(self._relaxation.min_time_ns, deadline_ns)
-        late_fj = late_clock_bound_fj(self._relaxation, deadline_ns, self.clocks)
-        relaxed_fj = self._relaxation.lower_bound_fj(deadline_ns) - rounding_allowance_fj(replay)
-        if not _is_higher(late_fj, relaxed_fj):
+        late_10fj = late_clock_bound_10fj(self._relaxation, deadline_ns, self.clocks)
+        relaxed_10fj = self._relaxation.lower_bound_10fj(deadline_ns) - rounding_allowance_10fj(
+            replay
+        )
+        if not _is_higher(late_10fj, relaxed_10fj):
             return RELAXED_BOUND
         raised = self._raised_at(deadline_ns)
         if raised is not None:
-            raised_fj = raised.bound.energy_fj(deadline_ns)
-            if raised_fj > late_fj:
-                return StatedBound("late-clocks", raised_fj, raised.prices)
-        return StatedBound("late-clocks", late_fj)
+            raised_10fj = raised.bound.energy_10fj(deadline_ns)
+            if raised_10fj > late_10fj:
+                return StatedBound("late-clocks", raised_10fj, raised.prices)
+        return StatedBound("late-clocks", late_10fj)
 
     def _raised_at(self, deadline_ns: int) -> _Raised | None:
         """The best prices found for a deadline not below T_min, ns; None: none were found."""
@@ -97,12 +99,14 @@ class LateClockBounds:
             prices = raised_prices(relaxation, deadline_ns, clocks, self._effort)
             raised = None
             if prices is not None:
-                flow = FlowPrices.of_arcs(relaxation.pipeline, prices.arcs_uw(relaxation.pipeline))
+                flow = FlowPrices.of_arcs(
+                    relaxation.pipeline, prices.arcs_10uw(relaxation.pipeline)
+                )
                 raised = _Raised(prices, PricedBound.of_prices(relaxation, flow, clocks))
             self._raised[deadline_ns] = raised
         return self._raised[deadline_ns]
 
 
-def _is_higher(late_fj: int, relaxed_fj: int) -> bool:
+def _is_higher(late_10fj: int, relaxed_10fj: int) -> bool:
     """Whether a bound is higher than the relaxed one by more than counts."""
-    return late_fj > relaxed_fj + _TOLERANCE * abs(relaxed_fj)
+    return late_10fj > relaxed_10fj + _TOLERANCE * abs(relaxed_10fj)

@@ -127,9 +127,9 @@ class SearchedCandidates(GridCandidates):
         self._grid = SearchGrid(frontier)
         self._late_bounds = late_bounds
         self._peak_power: PeakPowerHeuristic | None = None
-        peak_uw = self._penalties.peak_uw
-        if peak_uw is not None:
-            self._peak_power = PeakPowerHeuristic(frontier, conditions.machine, peak_uw)
+        peak_10uw = self._penalties.peak_10uw
+        if peak_10uw is not None:
+            self._peak_power = PeakPowerHeuristic(frontier, conditions.machine, peak_10uw)
         self._usual_moves = self._moves_of_an_annealing()
 
     def _moves_of_an_annealing(self) -> float:
@@ -167,7 +167,7 @@ class SearchedCandidates(GridCandidates):
         """The best candidate that ends by a deadline."""
         if not idle_until_deadline:
             # The bound that the plan will state says best which earlier deadlines matter.
-            self._late_bounds.lower_bound_fj(deadline_ns)
+            self._late_bounds.lower_bound_10fj(deadline_ns)
         return super().best_by(
             deadline_ns, idle_until_deadline=idle_until_deadline, is_preferred=is_preferred
         )
@@ -218,11 +218,11 @@ class SearchedCandidates(GridCandidates):
         next_ns = self._grid.first_from(deadline_ns)
         return self.grid_deadlines(deadline_ns if next_ns is None else next_ns)
 
-    def bound_fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
-        """The higher one of the relaxed bound and that of late and held clocks, fJ."""
+    def bound_10fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
+        """The higher one of the relaxed bound and that of late and held clocks, 10 fJ."""
         if idle_until_deadline:
-            return super().bound_fj(deadline_ns, idle_until_deadline=True)
-        return self._late_bounds.lower_bound_fj(deadline_ns)
+            return super().bound_10fj(deadline_ns, idle_until_deadline=True)
+        return self._late_bounds.lower_bound_10fj(deadline_ns)
 
     def latest_useful_ns(self, deadline_ns: int, idle_until_deadline: bool) -> int:
         """The latest time up to a deadline that candidates may be the best for, ns."""
@@ -279,7 +279,7 @@ class SearchedCandidates(GridCandidates):
         is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
         plain = self._rounded.best_by(deadline_ns, idle_until_deadline=is_beyond_t_star)
         kept = self.taken_over(plain, deadline_ns)
-        if kept is None or kept.energy_fj != plain.energy_fj:
+        if kept is None or kept.energy_10fj != plain.energy_10fj:
             return None
         annealer = self.search(kept, deadline_ns)
         choices = [kept.rows, *self._choices_for_later_clocks(deadline_ns)]
@@ -379,8 +379,8 @@ class SearchedCandidates(GridCandidates):
 
     def _choices_under_cap(self, rounded: Replay, deadline_ns: int) -> list[Rows]:
         """Choices with power limits for single operations, where the rounded one breaks the cap."""
-        peak_uw = self._penalties.peak_uw
-        if self._peak_power is None or peak_uw is None or rounded.peak_uw <= peak_uw:
+        peak_10uw = self._penalties.peak_10uw
+        if self._peak_power is None or peak_10uw is None or rounded.peak_10uw <= peak_10uw:
             return []
         return self._peak_power.cheapest_choices(deadline_ns)
 
@@ -401,7 +401,7 @@ class SearchedCandidates(GridCandidates):
 
         def breaks_limits(candidate: Rows) -> bool:
             score = annealer.score(candidate)
-            return score.shortage_ns > 0 or score.over_fj > 0
+            return score.shortage_ns > 0 or score.over_10fj > 0
 
         def rank(candidate: Rows) -> tuple[bool, int]:
             return breaks_limits(candidate), annealer.score(candidate).late_ns

@@ -10,7 +10,7 @@ those operations that run there are slowed down, the one first that costs least 
 saves, at the price of time that the dual solution puts on it (its flow), and what is left is
 planned anew, until nothing is over the cap. The search in local_search.py goes on from there.
 
-Prices of time are in uW, for 1 uW is 1 fJ a ns.
+Prices of time are in units of 10 uW, which are units of 10 fJ a ns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from envplan.frontier import Relaxation, build_network
 from envplan.frontier.warm_starts import WarmStarts
 from envplan.replay import Machine, Replay, Rows
 from envplan.solve.rounding import Rounding
-from envplan.units import w_from_uw
+from envplan.units import w_from_10uw
 
 _MAX_REPAIRS: Final = 8  # one to four do, as a rule
 _LEVELS: Final = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
@@ -42,39 +42,39 @@ class _RelaxedChoice(NamedTuple):
 
     Attributes:
         choice: option indices, int32 (N,).
-        price_uw: what a ns less for each operation is worth, int64 (N,).
+        price_10uw: what a ns less for each operation is worth, int64 (N,).
     """
 
     choice: Rows
-    price_uw: IntArray
+    price_10uw: IntArray
 
 
 class _Slowdown(NamedTuple):
     """An option of less power for an operation.
 
     Attributes:
-        cost_per_uw: effective cost for each uW saved, fJ / uW.
+        cost_per_10uw: effective cost for each 10 uW saved, 10 fJ / 10 uW.
         operation, option: which operation gets which option index.
-        power_uw: the most that the option draws.
-        saved_uw: how much less that is than now, positive.
+        power_10uw: the most that the option draws.
+        saved_10uw: how much less that is than now, positive.
     """
 
-    cost_per_uw: float
+    cost_per_10uw: float
     operation: int
     option: int
-    power_uw: int
-    saved_uw: int
+    power_10uw: int
+    saved_10uw: int
 
 
 class _Moment(NamedTuple):
     """A moment of a replay from which on power is constant for a while.
 
     Attributes:
-        power_uw: of one GPU a stage together.
+        power_10uw: of one GPU a stage together.
     """
 
     time_ns: int
-    power_uw: int
+    power_10uw: int
 
 
 class PeakPowerHeuristic:
@@ -83,26 +83,26 @@ class PeakPowerHeuristic:
     Args:
         frontier: of the pipeline without the cap.
         machine: how clocks follow requests.
-        cap_uw: most power of one GPU a stage together, uW.
+        cap_10uw: most power of one GPU a stage together, 10 uW.
 
     Attributes:
         least_power_choice: for each operation its option of least power, int32 (N,).
     """
 
-    def __init__(self, frontier: Relaxation, machine: Machine, cap_uw: int) -> None:
+    def __init__(self, frontier: Relaxation, machine: Machine, cap_10uw: int) -> None:
         self._frontier = frontier
         self._machine = machine
-        self._cap_uw = cap_uw
+        self._cap_10uw = cap_10uw
         problem = frontier.problem
         # By table, then by operation: (N,).
-        powers_uw = [table.peak_uw for table in problem.tables]
-        least_uw = np.array([table_uw.min() for table_uw in powers_uw], np.int64)
-        most_uw = np.array([table_uw.max() for table_uw in powers_uw], np.int64)
-        least_options = np.array([table_uw.argmin() for table_uw in powers_uw], np.int32)
-        self._least_uw = least_uw[problem.table]
-        self._most_uw = most_uw[problem.table]
+        powers_10uw = [table.peak_10uw for table in problem.tables]
+        least_10uw = np.array([table_10uw.min() for table_10uw in powers_10uw], np.int64)
+        most_10uw = np.array([table_10uw.max() for table_10uw in powers_10uw], np.int64)
+        least_options = np.array([table_10uw.argmin() for table_10uw in powers_10uw], np.int32)
+        self._least_10uw = least_10uw[problem.table]
+        self._most_10uw = most_10uw[problem.table]
         self.least_power_choice: Rows = least_options[problem.table]
-        self._waiting_uw = problem.blocking_power_uw[problem.stage]
+        self._waiting_10uw = problem.blocking_power_10uw[problem.stage]
         self._levels = _LEVELS[:: 1 + len(problem.table) // _OPERATIONS_FOR_ALL_LEVELS]
 
     def cheapest_choices(self, deadline_ns: int) -> list[Rows]:
@@ -111,13 +111,13 @@ class PeakPowerHeuristic:
         The one of least power, which may be late, where none was found.
         """
         replays = self._replays_under_cap(deadline_ns)
-        replays.sort(key=lambda replay: (replay.energy_fj, replay.makespan_ns))
+        replays.sort(key=lambda replay: (replay.energy_10fj, replay.makespan_ns))
         return self._best_choices(replays)
 
     def fastest_choices(self) -> list[Rows]:
         """The fastest choices found under the cap; the one of least power where none was found."""
         replays = self._replays_under_cap(None)
-        replays.sort(key=lambda replay: (replay.makespan_ns, replay.energy_fj))
+        replays.sort(key=lambda replay: (replay.makespan_ns, replay.energy_10fj))
         return self._best_choices(replays)
 
     def _best_choices(self, replays: Sequence[Replay]) -> list[Rows]:
@@ -133,32 +133,32 @@ class PeakPowerHeuristic:
         """
         num_gpus = self._frontier.num_gpus
         least_power = self._frontier.problem.replay(self.least_power_choice, self._machine)
-        least_found_uw = min(replay.peak_uw, least_power.peak_uw)
-        cap_w = w_from_uw(self._cap_uw * num_gpus)
-        least_found_w = w_from_uw(least_found_uw * num_gpus)
-        least_possible_w = w_from_uw(self.least_peak_uw * num_gpus)
+        least_found_10uw = min(replay.peak_10uw, least_power.peak_10uw)
+        cap_w = w_from_10uw(self._cap_10uw * num_gpus)
+        least_found_w = w_from_10uw(least_found_10uw * num_gpus)
+        least_possible_w = w_from_10uw(self.least_peak_10uw * num_gpus)
         return (
             f"no plan was found that stays under {cap_w:.6g} W; the least peak found is "
             f"{least_found_w:.10g} W, and none can be below {least_possible_w:.10g} W"
         )
 
     @property
-    def least_peak_uw(self) -> int:
-        """A power that every plan reaches at some moment, uW, of one GPU a stage together.
+    def least_peak_10uw(self) -> int:
+        """A power that every plan reaches at some moment, 10 uW, of one GPU a stage together.
 
         At some moment of an operation it draws at least the peak of its option of least power,
         and every other stage then draws at least its blocking power or the least power of any of
         its options.
         """
         problem = self._frontier.problem
-        table_floors_uw = [table.segments.power_uw.min() for table in problem.tables]
-        table_floor_uw = np.array(table_floors_uw, np.int64)
-        stage_floor_uw = problem.blocking_power_uw.copy()
-        np.minimum.at(stage_floor_uw, problem.stage, table_floor_uw[problem.table])
-        stage_peak_uw = np.zeros_like(problem.blocking_power_uw)
-        np.maximum.at(stage_peak_uw, problem.stage, self._least_uw)
-        other_stages_uw = stage_floor_uw.sum() - stage_floor_uw
-        return int((other_stages_uw + stage_peak_uw).max())
+        table_floors_10uw = [table.segments.power_10uw.min() for table in problem.tables]
+        table_floor_10uw = np.array(table_floors_10uw, np.int64)
+        stage_floor_10uw = problem.blocking_power_10uw.copy()
+        np.minimum.at(stage_floor_10uw, problem.stage, table_floor_10uw[problem.table])
+        stage_peak_10uw = np.zeros_like(problem.blocking_power_10uw)
+        np.maximum.at(stage_peak_10uw, problem.stage, self._least_10uw)
+        other_stages_10uw = stage_floor_10uw.sum() - stage_floor_10uw
+        return int((other_stages_10uw + stage_peak_10uw).max())
 
     def _replays_under_cap(self, deadline_ns: int | None) -> list[Replay]:
         """One replay for each level whose limits could be repaired.
@@ -183,26 +183,26 @@ class PeakPowerHeuristic:
         Returns:
             None where there is no choice in time, or after too many repairs.
         """
-        span_uw = self._most_uw - self._least_uw
-        limits_uw = self._least_uw + (level * span_uw).astype(np.int64)
+        span_10uw = self._most_10uw - self._least_10uw
+        limits_10uw = self._least_10uw + (level * span_10uw).astype(np.int64)
         for _ in range(_MAX_REPAIRS):
-            relaxed = self._plan_within(limits_uw, deadline_ns)
+            relaxed = self._plan_within(limits_10uw, deadline_ns)
             if relaxed is None:
                 return None
             replay = self._frontier.problem.replay(relaxed.choice)
-            if replay.peak_uw <= self._cap_uw:
+            if replay.peak_10uw <= self._cap_10uw:
                 return relaxed.choice
-            tightened_uw = self._tightened(limits_uw, replay, relaxed.price_uw)
-            if tightened_uw is None:
+            tightened_10uw = self._tightened(limits_10uw, replay, relaxed.price_10uw)
+            if tightened_10uw is None:
                 return None
-            limits_uw = tightened_uw
+            limits_10uw = tightened_10uw
         return None
 
-    def _plan_within(self, limits_uw: IntArray, deadline_ns: int | None) -> _RelaxedChoice | None:
+    def _plan_within(self, limits_10uw: IntArray, deadline_ns: int | None) -> _RelaxedChoice | None:
         """Plan with the options that power limits leave.
 
         Args:
-            limits_uw: the most that each operation may draw, (N,).
+            limits_10uw: the most that each operation may draw, (N,).
             deadline_ns: None: as fast as the limits allow.
 
         Returns:
@@ -210,79 +210,79 @@ class PeakPowerHeuristic:
         """
         frontier = self._frontier
         pipeline, profile = frontier.pipeline, frontier.profile
-        waiting_uw = frontier.blocking_power_uw
-        network = build_network(pipeline, profile, waiting_uw, limits_uw.tolist())
+        waiting_10uw = frontier.blocking_power_10uw
+        network = build_network(pipeline, profile, waiting_10uw, limits_10uw.tolist())
         t_min_ns = network.solver().min_time
         if deadline_ns is None:
             deadline_ns = t_min_ns
         if deadline_ns < t_min_ns:
             return None
         # The walk begins at T_star, where a ns is worth what all GPUs draw while they wait.
-        t_star_flow_uw = sum(waiting_uw)
-        warm_starts = WarmStarts(pipeline, profile, waiting_uw, network)
-        trace = warm_starts.solver_at_flow(t_star_flow_uw).trace(t_star_flow_uw)
+        t_star_flow_10uw = sum(waiting_10uw)
+        warm_starts = WarmStarts(pipeline, profile, waiting_10uw, network)
+        trace = warm_starts.solver_at_flow(t_star_flow_10uw).trace(t_star_flow_10uw)
         t_star_ns = trace.end_time
         time_ns = min(deadline_ns, t_star_ns)
         trace.extend(time_ns)
-        event_times_ns, flows_uw = trace.optimum_at(time_ns)
+        event_times_ns, flows_10uw = trace.optimum_at(time_ns)
         rounding = Rounding(pipeline, network, event_times_ns, time_ns)
         rounding.anneal(_TEMPERATURES)
         # The network's first arcs are the operations.
-        return _RelaxedChoice(rounding.choice, price_uw=flows_uw[: network.num_operations])
+        return _RelaxedChoice(rounding.choice, price_10uw=flows_10uw[: network.num_operations])
 
     def _tightened(
-        self, limits_uw: IntArray, replay: Replay, price_uw: IntArray
+        self, limits_10uw: IntArray, replay: Replay, price_10uw: IntArray
     ) -> IntArray | None:
         """Limits with the cheapest slow-downs at each moment over the cap.
 
         The worst moments come first; what is slowed down for them counts at the others.
 
         Args:
-            limits_uw: of each operation, (N,).
+            limits_10uw: of each operation, (N,).
             replay: over the cap.
-            price_uw: of time, (N,).
+            price_10uw: of time, (N,).
 
         Returns:
             None where nothing that runs at those moments has an option of less power.
         """
-        tightened_uw, choice = limits_uw.copy(), replay.rows.copy()
+        tightened_10uw, choice = limits_10uw.copy(), replay.rows.copy()
         for moment in self._moments_over_cap(replay):
             running = _running_at(replay, moment.time_ns)
-            replayed_uw = self._power_uw(running, replay.rows)
-            saved_uw = replayed_uw - self._power_uw(running, choice)
-            excess_uw = moment.power_uw - saved_uw - self._cap_uw
-            while excess_uw > 0:
-                slowdown = self._cheapest_slowdown(running, choice, price_uw, excess_uw)
+            replayed_10uw = self._power_10uw(running, replay.rows)
+            saved_10uw = replayed_10uw - self._power_10uw(running, choice)
+            excess_10uw = moment.power_10uw - saved_10uw - self._cap_10uw
+            while excess_10uw > 0:
+                slowdown = self._cheapest_slowdown(running, choice, price_10uw, excess_10uw)
                 if slowdown is None:
                     break
                 choice[slowdown.operation] = slowdown.option
-                tightened_uw[slowdown.operation] = slowdown.power_uw
-                excess_uw -= slowdown.saved_uw
-        return None if np.array_equal(choice, replay.rows) else tightened_uw
+                tightened_10uw[slowdown.operation] = slowdown.power_10uw
+                excess_10uw -= slowdown.saved_10uw
+        return None if np.array_equal(choice, replay.rows) else tightened_10uw
 
     def _moments_over_cap(self, replay: Replay) -> list[_Moment]:
         """The moments at which a replay draws more than the cap, those of most power first."""
-        times_ns, powers_uw = replay.power_steps
-        over_cap = np.flatnonzero(powers_uw > self._cap_uw)
-        most_first = over_cap[np.argsort(-powers_uw[over_cap], kind="stable")]
-        return [_Moment(int(times_ns[step]), int(powers_uw[step])) for step in most_first]
+        times_ns, powers_10uw = replay.power_steps
+        over_cap = np.flatnonzero(powers_10uw > self._cap_10uw)
+        most_first = over_cap[np.argsort(-powers_10uw[over_cap], kind="stable")]
+        return [_Moment(int(times_ns[step]), int(powers_10uw[step])) for step in most_first]
 
-    def _power_uw(self, operations: IntArray, choice: Rows) -> int:
+    def _power_10uw(self, operations: IntArray, choice: Rows) -> int:
         """The most that some operations, (n,), draw together with the options of a choice, (N,)."""
         problem = self._frontier.problem
         options = problem.first_row[operations] + choice[operations]
-        return int(problem.power_uw[options].sum())
+        return int(problem.power_10uw[options].sum())
 
     def _cheapest_slowdown(
-        self, running: IntArray, choice: Rows, price_uw: IntArray, excess_uw: int
+        self, running: IntArray, choice: Rows, price_10uw: IntArray, excess_10uw: int
     ) -> _Slowdown | None:
-        """The slow-down that costs least for each uW saved, among some operations.
+        """The slow-down that costs least for each 10 uW saved, among some operations.
 
         Args:
             running: the operations, (n,).
             choice: the options of all, (N,).
-            price_uw: of time, (N,).
-            excess_uw: saving more than this is worth nothing.
+            price_10uw: of time, (N,).
+            excess_10uw: saving more than this is worth nothing.
 
         Returns:
             None where all of them have their options of least power already.
@@ -290,44 +290,44 @@ class PeakPowerHeuristic:
         cheapest: _Slowdown | None = None
         for operation in running.tolist():
             slowdown = self._slowdown_of(
-                operation, int(choice[operation]), int(price_uw[operation]), excess_uw
+                operation, int(choice[operation]), int(price_10uw[operation]), excess_10uw
             )
             if slowdown is None:
                 continue
-            if cheapest is None or slowdown.cost_per_uw < cheapest.cost_per_uw:
+            if cheapest is None or slowdown.cost_per_10uw < cheapest.cost_per_10uw:
                 cheapest = slowdown
         return cheapest
 
     def _slowdown_of(
-        self, operation: int, option: int, price_uw: int, excess_uw: int
+        self, operation: int, option: int, price_10uw: int, excess_10uw: int
     ) -> _Slowdown | None:
-        """The option of less power that costs least for each uW saved; None where there is none.
+        """The option of less power that costs least for each 10 uW saved; None where there is none.
 
         Args:
             operation: which gets it.
             option: that it has now.
-            price_uw: of a ns more for it.
-            excess_uw: saving more than this is worth nothing.
+            price_10uw: of a ns more for it.
+            excess_10uw: saving more than this is worth nothing.
         """
         problem = self._frontier.problem
         table = problem.tables[problem.table[operation]]
-        saved_uw = table.peak_uw[option] - table.peak_uw
-        if saved_uw.max() <= 0:
+        saved_10uw = table.peak_10uw[option] - table.peak_10uw
+        if saved_10uw.max() <= 0:
             return None
         longer_ns = (table.time_ns - table.time_ns[option]).astype(np.float64)
-        dearer_fj = (table.energy_fj - table.energy_fj[option]).astype(np.float64)
+        dearer_10fj = (table.energy_10fj - table.energy_10fj[option]).astype(np.float64)
         # While the operation runs longer, its GPU does not wait.
-        net_price_uw = float(price_uw - self._waiting_uw[operation])
-        cost_fj = np.maximum(dearer_fj + net_price_uw * longer_ns, 0.0) + 1.0
-        worth_uw = np.clip(saved_uw.astype(np.float64), 1.0, excess_uw)
-        cost_per_uw = np.where(saved_uw > 0, cost_fj / worth_uw, np.inf)
-        cheapest = int(np.argmin(cost_per_uw))
+        net_price_10uw = float(price_10uw - self._waiting_10uw[operation])
+        cost_10fj = np.maximum(dearer_10fj + net_price_10uw * longer_ns, 0.0) + 1.0
+        worth_10uw = np.clip(saved_10uw.astype(np.float64), 1.0, excess_10uw)
+        cost_per_10uw = np.where(saved_10uw > 0, cost_10fj / worth_10uw, np.inf)
+        cheapest = int(np.argmin(cost_per_10uw))
         return _Slowdown(
-            cost_per_uw=float(cost_per_uw[cheapest]),
+            cost_per_10uw=float(cost_per_10uw[cheapest]),
             operation=operation,
             option=cheapest,
-            power_uw=int(table.peak_uw[cheapest]),
-            saved_uw=int(saved_uw[cheapest]),
+            power_10uw=int(table.peak_10uw[cheapest]),
+            saved_10uw=int(saved_10uw[cheapest]),
         )
 
 

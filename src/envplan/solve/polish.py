@@ -56,7 +56,7 @@ def polish(
         _repeat_best_rounds(frontier, rounding, curves, reduced_costs, begin_s, seconds)
         _anneal_until(rounding, begin_s + seconds)
         polished = frontier.problem.replay(rounding.choice)
-        return Polished(min(incumbent, polished, key=_cost_fj(idle_until_deadline)))
+        return Polished(min(incumbent, polished, key=_cost_10fj(idle_until_deadline)))
     _anneal_until(rounding, begin_s + seconds * _ANNEALING_SHARE)
     return _polish_by_cp_sat(
         frontier,
@@ -69,26 +69,26 @@ def polish(
     )
 
 
-def _cost_fj(idle_until_deadline: bool) -> Callable[[Replay], int]:
+def _cost_10fj(idle_until_deadline: bool) -> Callable[[Replay], int]:
     """The cost of a replay: its energy, or, where everybody waits, that above waiting."""
     if idle_until_deadline:
-        return lambda replay: replay.effective_fj
-    return lambda replay: replay.energy_fj
+        return lambda replay: replay.effective_10fj
+    return lambda replay: replay.energy_10fj
 
 
 def _reduced_costs(
     frontier: Relaxation, rounding: Rounding, curves: Sequence[CostCurve]
 ) -> list[NDArray[np.int64]]:
-    """Costs of each operation's options above its best one, fJ, by rank and Pareto index.
+    """Costs of each operation's options above its best one, 10 fJ, by rank and Pareto index.
 
     Each ns is paid at the relaxed optimum's price: the operation's flow, which is what a ns more
     costs it.
     """
-    flow_uw = frontier.state_at(rounding.deadline_ns).flow_uw
+    flow_10uw = frontier.state_at(rounding.deadline_ns).flow_10uw
     reduced_costs = []
-    for curve, price_uw in zip(curves, flow_uw[rounding.order].tolist(), strict=True):
-        cost_fj = curve.cost_fj + price_uw * curve.time_ns
-        reduced_costs.append(cost_fj - cost_fj.min())
+    for curve, price_10uw in zip(curves, flow_10uw[rounding.order].tolist(), strict=True):
+        cost_10fj = curve.cost_10fj + price_10uw * curve.time_ns
+        reduced_costs.append(cost_10fj - cost_10fj.min())
     return reduced_costs
 
 
@@ -125,15 +125,15 @@ def _repeat_best_rounds(
         return frontier.problem.replay(rounding.choice_of(pareto_choice))
 
     original = rounding.pareto_choice.copy()
-    least_fj = math.inf
+    least_10fj = math.inf
     for pareto_choice in cyclic.insertions(original, pattern):
         replay = replayed(pareto_choice)
-        if replay.effective_fj < least_fj and replay.makespan_ns <= rounding.deadline_ns:
-            least_fj = replay.effective_fj
+        if replay.effective_10fj < least_10fj and replay.makespan_ns <= rounding.deadline_ns:
+            least_10fj = replay.effective_10fj
             rounding.pareto_choice[:] = pareto_choice
     for seed, temperature in enumerate(_JOINT_TEMPERATURES):
         rounding.improve(temperature, seed)
-    if replayed(rounding.pareto_choice).effective_fj >= replayed(original).effective_fj:
+    if replayed(rounding.pareto_choice).effective_10fj >= replayed(original).effective_10fj:
         rounding.pareto_choice[:] = original
 
 
@@ -148,24 +148,24 @@ def _polish_by_cp_sat(
     end_s: float,
 ) -> Polished:
     """Choose all options of a small pipeline by CP-SAT, from a rounding's choice on."""
-    problem, cost_fj = frontier.problem, _cost_fj(idle_until_deadline)
+    problem, cost_10fj = frontier.problem, _cost_10fj(idle_until_deadline)
     rounded = problem.replay(rounding.choice)
-    bound = frontier.effective_bound_fj if idle_until_deadline else frontier.lower_bound_fj
-    relaxed_bound_fj = bound(rounding.deadline_ns)
+    bound = frontier.effective_bound_10fj if idle_until_deadline else frontier.lower_bound_10fj
+    relaxed_bound_10fj = bound(rounding.deadline_ns)
     # A plan costs at least the relaxed optimum plus each option's own reduced cost, so no better
     # plan has an option whose reduced cost alone is more than the whole of this plan's.
-    room_fj = cost_fj(rounded) - relaxed_bound_fj
-    allowed = [np.flatnonzero(cost <= room_fj).tolist() for cost in reduced_costs]
-    pareto_choice, proved_fj = solve_whole_pipeline(
+    room_10fj = cost_10fj(rounded) - relaxed_bound_10fj
+    allowed = [np.flatnonzero(cost <= room_10fj).tolist() for cost in reduced_costs]
+    pareto_choice, proved_10fj = solve_whole_pipeline(
         rounding,
         rounded.starts_ns[rounding.order].tolist(),
         curves,
         allowed,
-        saved_uw=0 if idle_until_deadline else frontier.total_power_uw,
+        saved_10uw=0 if idle_until_deadline else frontier.total_power_10uw,
         end_s=end_s,
     )
     candidates = [incumbent, rounded]
     if pareto_choice is not None:
         candidates.append(problem.replay(rounding.choice_of(pareto_choice)))
-    is_better_bound = proved_fj > relaxed_bound_fj and not idle_until_deadline
-    return Polished(min(candidates, key=cost_fj), proved_fj if is_better_bound else None)
+    is_better_bound = proved_10fj > relaxed_bound_10fj and not idle_until_deadline
+    return Polished(min(candidates, key=cost_10fj), proved_10fj if is_better_bound else None)

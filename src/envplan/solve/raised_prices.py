@@ -34,7 +34,7 @@ from envplan.solve.late_bound import (
     StagePaths,
     cheapest_stage_paths,
 )
-from envplan.units import FJ_PER_J, NS_PER_S, UW_PER_W
+from envplan.units import ENERGY_UNITS_PER_J, NS_PER_S, POWER_UNITS_PER_W
 
 if TYPE_CHECKING:
     from ortools.linear_solver.pywraplp import Solver, Variable
@@ -64,18 +64,18 @@ class Trial:
 
     Attributes:
         prices_w: of each class, W.
-        bound_fj: of one GPU a stage, fJ.
+        bound_10fj: of one GPU a stage, 10 fJ.
     """
 
     prices_w: NDArray[np.float64]
-    bound_fj: int
+    bound_10fj: int
 
     @property
-    def prices_uw(self) -> NDArray[np.int64]:
-        """The prices in whole uW."""
-        rounded: NDArray[np.int64] = np.rint(np.maximum(self.prices_w, 0) * UW_PER_W).astype(
-            np.int64
-        )
+    def prices_10uw(self) -> NDArray[np.int64]:
+        """The prices in whole 10 uW."""
+        rounded: NDArray[np.int64] = np.rint(
+            np.maximum(self.prices_w, 0) * POWER_UNITS_PER_W
+        ).astype(np.int64)
         return rounded
 
 
@@ -102,9 +102,9 @@ def raised_prices(
     pipeline = relaxation.pipeline
     if pipeline.num_microbatches > _MAX_MICROBATCHES and pipeline.schedule != DAG_SCHEDULE:
         shorter = pipeline.with_microbatches(_MAX_MICROBATCHES)
-        slope_uw = relaxation.slope_uw(deadline_ns)
+        slope_10uw = relaxation.slope_10uw(deadline_ns)
         relaxation = relaxation.retraced(shorter, relaxation.profile)
-        deadline_ns = _deadline_of_slope_ns(relaxation, slope_uw)
+        deadline_ns = _deadline_of_slope_ns(relaxation, slope_10uw)
     half = -(-relaxation.pipeline.num_microbatches // 2)
     num_ends = min(max(_LEAST_ENDS, pipeline.num_stages), half)
     classes = PriceClasses(relaxation.pipeline, num_ends)
@@ -114,15 +114,15 @@ def raised_prices(
     search = _PriceSearch(relaxation, deadline_ns, clocks, classes)
     share = min(1.0, effort, _CLASSES_FOR_MAX_ROUNDS / max(1, num_distinct))
     best = search.run(max(_MIN_ROUNDS, round(_MAX_ROUNDS * share)))
-    return None if best is None else LateClockPrices.of_classes(classes, best.prices_uw)
+    return None if best is None else LateClockPrices.of_classes(classes, best.prices_10uw)
 
 
-def _deadline_of_slope_ns(relaxation: Relaxation, slope_uw: int) -> int:
+def _deadline_of_slope_ns(relaxation: Relaxation, slope_10uw: int) -> int:
     """The latest time around which a ns more saves at least as much power, from T_min to T_star."""
     earliest_ns, latest_ns = relaxation.min_time_ns, relaxation.min_energy_time_ns
     while earliest_ns < latest_ns:
         middle_ns = (earliest_ns + latest_ns + 1) // 2
-        if relaxation.slope_uw(middle_ns) >= slope_uw:
+        if relaxation.slope_10uw(middle_ns) >= slope_10uw:
             earliest_ns = middle_ns
         else:
             latest_ns = middle_ns - 1
@@ -141,9 +141,9 @@ class _PriceSearch:
         self._classes = classes
         self._master = _Master(relaxation, deadline_ns, classes)
         relaxed = FlowPrices.relaxed(relaxation, deadline_ns)
-        mean_w = classes.mean(relaxed.arcs_uw) / UW_PER_W
+        mean_w = classes.mean(relaxed.arcs_10uw) / POWER_UNITS_PER_W
         self._center_w = _nearest_flow(relaxation.pipeline, classes, mean_w)
-        self._whole_w = max(relaxed.total_uw, relaxation.total_power_uw) / UW_PER_W
+        self._whole_w = max(relaxed.total_10uw, relaxation.total_power_10uw) / POWER_UNITS_PER_W
         self._master.add_paths(self._paths(relaxed))
 
     def run(self, max_rounds: int) -> Trial | None:
@@ -161,8 +161,8 @@ class _PriceSearch:
             prices_w, predicted_j = predicted
             trial, paths = self._try(prices_w)
             self._master.add_paths(paths)
-            best_j = best.bound_fj / FJ_PER_J
-            gain_j = (trial.bound_fj - best.bound_fj) / FJ_PER_J
+            best_j = best.bound_10fj / ENERGY_UNITS_PER_J
+            gain_j = (trial.bound_10fj - best.bound_10fj) / ENERGY_UNITS_PER_J
             is_good = gain_j > _GOOD_SHARE * (predicted_j - best_j)
             if gain_j > 0:
                 best = trial
@@ -174,11 +174,11 @@ class _PriceSearch:
 
     def _try(self, prices_w: NDArray[np.float64]) -> tuple[Trial, StagePaths]:
         trial = Trial(prices_w, 0)
-        arcs_uw = trial.prices_uw[self._classes.of_precedences]
-        prices = FlowPrices.of_arcs(self._relaxation.pipeline, arcs_uw)
+        arcs_10uw = trial.prices_10uw[self._classes.of_precedences]
+        prices = FlowPrices.of_arcs(self._relaxation.pipeline, arcs_10uw)
         paths = self._paths(prices)
         bound = PricedBound.of_paths(self._relaxation, prices, paths)
-        return Trial(prices_w, bound.energy_fj(self._deadline_ns)), paths
+        return Trial(prices_w, bound.energy_10fj(self._deadline_ns)), paths
 
     def _paths(self, prices: FlowPrices) -> StagePaths:
         return cheapest_stage_paths(
@@ -287,7 +287,7 @@ class _Master:
             self._program.solver.NumVar(-self._program.infinity, self._program.infinity, "")
             for _ in range(self._pipeline.num_stages)
         ]
-        self._maximize(relaxation.total_power_uw / UW_PER_W, deadline_ns / NS_PER_S)
+        self._maximize(relaxation.total_power_10uw / POWER_UNITS_PER_W, deadline_ns / NS_PER_S)
 
     def _maximize(self, waiting_w: float, deadline_s: float) -> None:
         """The bound: costs of stages and lags, less what the time until the deadline is worth."""
@@ -311,7 +311,9 @@ class _Master:
         """No stage costs more than a path that it may take."""
         program = self._program
         for stage, (first, last) in enumerate(pairwise(self._pipeline.stage_begin.tolist())):
-            row = program.solver.Constraint(-program.infinity, paths.energies_fj[stage] / FJ_PER_J)
+            row = program.solver.Constraint(
+                -program.infinity, paths.energies_10fj[stage] / ENERGY_UNITS_PER_J
+            )
             row.SetCoefficient(self._costs[stage], 1)
             if first == last:
                 continue

@@ -85,7 +85,7 @@ class RarelyChangingCandidates(Candidates):
         is_preferred: IsPreferred = keeps_everything,
     ) -> Replay:
         """The best candidate that ends by a deadline."""
-        cost_fj = partial(self.cost_fj, idle_until_deadline=idle_until_deadline)
+        cost_10fj = partial(self.cost_10fj, idle_until_deadline=idle_until_deadline)
         free = self._free.best_by(
             deadline_ns, idle_until_deadline=idle_until_deadline, is_preferred=is_preferred
         )
@@ -93,15 +93,17 @@ class RarelyChangingCandidates(Candidates):
         latest_ns = self.latest_useful_ns(deadline_ns, idle_until_deadline)
         for grid_deadline_ns in self._grid.descending_from(latest_ns):
             try:
-                bound_fj = self.bound_fj(grid_deadline_ns, idle_until_deadline=idle_until_deadline)
-                if candidates and bound_fj >= min(map(cost_fj, candidates)):
+                bound_10fj = self.bound_10fj(
+                    grid_deadline_ns, idle_until_deadline=idle_until_deadline
+                )
+                if candidates and bound_10fj >= min(map(cost_10fj, candidates)):
                     break
                 candidate = self._at_or_kept(grid_deadline_ns)
             except NoPlanInTimeError:
                 break
             if candidate is not None and is_preferred(candidate):
                 candidates.append(candidate)
-        best = min(candidates, key=cost_fj, default=free)
+        best = min(candidates, key=cost_10fj, default=free)
         if self._is_dear(best, free):
             own = self._from_free(free)
             best = own if is_preferred(own) else free
@@ -112,18 +114,20 @@ class RarelyChangingCandidates(Candidates):
 
         It may where the free one is much better than those for the deadlines of the grid.
         """
-        if self.change_price_fj:
+        if self.change_price_10fj:
             return False
         deadline_ns = max(free.makespan_ns, replay.makespan_ns)
-        least_fj = self._energy_fj(free, deadline_ns)
-        return self._energy_fj(replay, deadline_ns) > least_fj + least_fj // ENERGY_PER_ALLOWANCE
+        least_10fj = self._energy_10fj(free, deadline_ns)
+        return (
+            self._energy_10fj(replay, deadline_ns) > least_10fj + least_10fj // ENERGY_PER_ALLOWANCE
+        )
 
     def _from_free(self, free: Replay) -> Replay:
         """The candidate made from a free one, by the same time."""
         key = free.rows.tobytes()
         if key not in self._made_from_free:
-            spared_fj = self._energy_fj(free, free.makespan_ns) // ENERGY_PER_ALLOWANCE
-            rows = self._seldom(free, free.makespan_ns, spared_fj)
+            spared_10fj = self._energy_10fj(free, free.makespan_ns) // ENERGY_PER_ALLOWANCE
+            rows = self._seldom(free, free.makespan_ns, spared_10fj)
             self._made_from_free[key] = self.replay(rows)
         return self._made_from_free[key]
 
@@ -169,12 +173,12 @@ class RarelyChangingCandidates(Candidates):
             seconds=seconds * (1 - _POLISHING_SHARE),
         )
         deadline_ns = self.latest_useful_ns(deadline_ns, idle_until_deadline)
-        gained_fj = free.energy_until(deadline_ns) - polished.replay.energy_until(deadline_ns)
-        rows = self._seldom(polished.replay, deadline_ns, max(0, gained_fj) // _PART_GIVEN_BACK)
+        gained_10fj = free.energy_until(deadline_ns) - polished.replay.energy_until(deadline_ns)
+        rows = self._seldom(polished.replay, deadline_ns, max(0, gained_10fj) // _PART_GIVEN_BACK)
         replay = self.replay(rows)
-        is_better = self.cost_fj(replay, idle_until_deadline=idle_until_deadline) < self.cost_fj(
-            incumbent, idle_until_deadline=idle_until_deadline
-        )
+        is_better = self.cost_10fj(
+            replay, idle_until_deadline=idle_until_deadline
+        ) < self.cost_10fj(incumbent, idle_until_deadline=idle_until_deadline)
         return replace(polished, replay=replay if is_better else incumbent)
 
     def _at_or_kept(self, deadline_ns: int) -> Replay | None:
@@ -197,8 +201,10 @@ class RarelyChangingCandidates(Candidates):
             kept = self._kept_plain_candidate(deadline_ns)
             if kept is None:
                 free = self._free_by(deadline_ns, deadline_ns)
-                spared_fj = self._most_energy_fj(deadline_ns) - self._energy_fj(free, deadline_ns)
-                kept = self.replay(self._seldom(free, deadline_ns, max(0, spared_fj)))
+                spared_10fj = self._most_energy_10fj(deadline_ns) - self._energy_10fj(
+                    free, deadline_ns
+                )
+                kept = self.replay(self._seldom(free, deadline_ns, max(0, spared_10fj)))
             self._made[deadline_ns] = kept
         return self._made[deadline_ns]
 
@@ -222,87 +228,87 @@ class RarelyChangingCandidates(Candidates):
     def _kept(self, theirs: Replay, deadline_ns: int) -> Replay | None:
         """A candidate for clocks at once under these conditions, if it holds and costs the same."""
         kept = self.taken_over(theirs, deadline_ns)
-        return kept if kept is not None and kept.energy_fj == theirs.energy_fj else None
+        return kept if kept is not None and kept.energy_10fj == theirs.energy_10fj else None
 
     def _free_by(self, time_ns: int, deadline_ns: int) -> Replay:
         """The best free candidate by a time, for a deadline: beyond T_star everybody waits."""
         is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
         return self._free.best_by(time_ns, idle_until_deadline=is_beyond_t_star)
 
-    def _most_energy_fj(self, deadline_ns: int) -> int:
-        """What the candidate for a deadline of the grid may use, fJ."""
+    def _most_energy_10fj(self, deadline_ns: int) -> int:
+        """What the candidate for a deadline of the grid may use, 10 fJ."""
         t_star_ns = self._frontier.min_energy_time_ns
         last_ns = max(deadline_ns, self._coarse_grid.first_after(deadline_ns) - 1)
         if deadline_ns <= t_star_ns:
             last_ns = min(last_ns, t_star_ns)
         free = self._free_by(last_ns, deadline_ns)
-        least_fj = self._energy_fj(free, deadline_ns)
-        return least_fj + least_fj // ENERGY_PER_ALLOWANCE
+        least_10fj = self._energy_10fj(free, deadline_ns)
+        return least_10fj + least_10fj // ENERGY_PER_ALLOWANCE
 
-    def _energy_fj(self, replay: Replay, deadline_ns: int) -> int:
+    def _energy_10fj(self, replay: Replay, deadline_ns: int) -> int:
         """Energy as it counts for a deadline: beyond T_star everybody waits until then."""
         is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
-        return replay.energy_until(deadline_ns) if is_beyond_t_star else replay.energy_fj
+        return replay.energy_until(deadline_ns) if is_beyond_t_star else replay.energy_10fj
 
-    def _seldom(self, free: Replay, deadline_ns: int, spared_fj: int) -> Rows:
+    def _seldom(self, free: Replay, deadline_ns: int, spared_10fj: int) -> Rows:
         """The rows of a replay with fewer changes.
 
         Args:
             free: keeps the deadline and the limits.
             deadline_ns: by when it must end.
-            spared_fj: energy that fewer changes may cost, where they have no price of their own.
+            spared_10fj: energy that fewer changes may cost, where they have no price of their own.
         """
 
-        def make_search(price_fj: int, allowance_fj: int | None) -> Search:
+        def make_search(price_10fj: int, allowance_10fj: int | None) -> Search:
             return self.search(
-                free, deadline_ns, change_price_fj=price_fj, allowance_fj=allowance_fj
+                free, deadline_ns, change_price_10fj=price_10fj, allowance_10fj=allowance_10fj
             )
 
         uniform = [known.choice for known in self.uniform_clocks]
         starts = [free.rows, *uniform]
         if self._conditions.changes.is_priced:
-            priced = make_search(self.change_price_fj, None)
+            priced = make_search(self.change_price_10fj, None)
             return with_priced_changes(priced, starts, self._moves)
-        allowance_fj = self._energy_fj(free, deadline_ns) + spared_fj
-        rows = min(starts, key=make_search(0, allowance_fj).score)
+        allowance_10fj = self._energy_10fj(free, deadline_ns) + spared_10fj
+        rows = min(starts, key=make_search(0, allowance_10fj).score)
         if self._in_windows and rows is free.rows:
             return with_fewest_changes_by_windows(
                 self._frontier,
                 free,
                 deadline_ns,
-                price_uw=self._lateness_price_uw(deadline_ns),
-                spared_fj=spared_fj,
+                price_10uw=self._lateness_price_10uw(deadline_ns),
+                spared_10fj=spared_10fj,
                 moves_share=self._conditions.moves_share,
             )
         return with_fewest_changes(
             make_search,
             rows,
-            spared_fj=spared_fj,
-            allowance_fj=allowance_fj,
+            spared_10fj=spared_10fj,
+            allowance_10fj=allowance_10fj,
             moves=self._moves,
             tries_at_once=len(rows) <= WINDOW_OPERATIONS,
         )
 
-    def bound_fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
-        """A lower bound on what candidates by a deadline are compared by, fJ.
+    def bound_10fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
+        """A lower bound on what candidates by a deadline are compared by, 10 fJ.
 
         Raises:
             NoPlanInTimeError: no free one was found.
         """
         frontier = self._frontier
-        if not self.change_price_fj:
+        if not self.change_price_10fj:
             free = self._free.best_by(deadline_ns, idle_until_deadline=idle_until_deadline)
-            return self.cost_fj(free, idle_until_deadline=idle_until_deadline)
-        bound_fj = self._free.bound_fj(deadline_ns, idle_until_deadline=idle_until_deadline)
+            return self.cost_10fj(free, idle_until_deadline=idle_until_deadline)
+        bound_10fj = self._free.bound_10fj(deadline_ns, idle_until_deadline=idle_until_deadline)
         if idle_until_deadline or frontier.profile.adjustments.by_parts is not None:
-            return bound_fj
+            return bound_10fj
         prices = FlowPrices.relaxed(frontier, deadline_ns)
         paths = cheapest_stage_paths(
             frontier.problem,
             prices,
             self._conditions.machine,
             min_dwell_ns=self._penalties.min_dwell_ns,
-            change_fj=float(self.change_price_fj),
+            change_10fj=float(self.change_price_10fj),
         )
         priced = PricedBound.of_paths(frontier, prices, paths)
-        return max(bound_fj, priced.energy_fj(deadline_ns))
+        return max(bound_10fj, priced.energy_10fj(deadline_ns))

@@ -61,7 +61,7 @@ class Relief:
     def choices_that_keep_all(self) -> list[KnownChoice]:
         """The choices that keep all limits, those of least energy first."""
         choices = [step.known_choice for step in self.steps if step.violation == 0]
-        return sorted(choices, key=lambda choice: choice.energy_fj)
+        return sorted(choices, key=lambda choice: choice.energy_10fj)
 
     def closest_by(self, deadline_ns: int) -> Replay | None:
         """The replay in time that breaks limits least; None where none is in time."""

@@ -22,10 +22,10 @@ from envplan.solve.deadline_solver import (
     DeadlineSolver,
     bisect_first_feasible,
 )
-from envplan.solve.late_bound import RELAXED_BOUND, StatedBound, late_waiting_bound_fj
+from envplan.solve.late_bound import RELAXED_BOUND, StatedBound, late_waiting_bound_10fj
 from envplan.solve.limit_keeper import run_of
 from envplan.solve.solution import NoPlanInTimeError, Solution
-from envplan.units import duration_text, j_from_fj, ns_from_s_floor, s_from_ns
+from envplan.units import duration_text, j_from_10fj, ns_from_s_floor, s_from_ns
 
 
 class RequestSolver(DeadlineSolver[Solution]):
@@ -75,8 +75,8 @@ class RequestSolver(DeadlineSolver[Solution]):
     def time_and_energy(self, answer: Solution) -> TimeAndEnergy:
         """Time and energy of a solution, all GPUs."""
         replay = answer.replay
-        energy_fj = replay.energy_fj * self.frontier.num_gpus
-        return TimeAndEnergy(s_from_ns(replay.makespan_ns), j_from_fj(energy_fj))
+        energy_10fj = replay.energy_10fj * self.frontier.num_gpus
+        return TimeAndEnergy(s_from_ns(replay.makespan_ns), j_from_10fj(energy_10fj))
 
     # Deadlines to choose.
 
@@ -174,8 +174,8 @@ class RequestSolver(DeadlineSolver[Solution]):
         T_star's may use a little more than the least, for fewer changes of clock.
         """
         known = [one for one in self._candidates.uniform_clocks if one.makespan_ns <= deadline_ns]
-        least = min(known, key=lambda one: one.energy_fj, default=None)
-        if least is None or least.energy_fj >= solution.replay.energy_fj:
+        least = min(known, key=lambda one: one.energy_10fj, default=None)
+        if least is None or least.energy_10fj >= solution.replay.energy_10fj:
             return solution
         return Solution(self._candidates.replay(least.choice), least.makespan_ns)
 
@@ -321,18 +321,18 @@ class RequestSolver(DeadlineSolver[Solution]):
         straggler_s = self.request.straggler_time_s
         if straggler_s is None:
             return plan
-        waiting_fj = 0
+        waiting_10fj = 0
         straggler_ns = ns_from_s_floor(straggler_s)
         if bound.kind == "late-clocks" and straggler_ns >= self.frontier.min_time_ns:
-            waiting_fj = late_waiting_bound_fj(
+            waiting_10fj = late_waiting_bound_10fj(
                 self.frontier, straggler_ns, self._late_bounds.clocks
             )
-        return note_straggler(plan, self.frontier, solution.replay, straggler_s, waiting_fj)
+        return note_straggler(plan, self.frontier, solution.replay, straggler_s, waiting_10fj)
 
     def _bound_on(self, solution: Solution) -> StatedBound:
         """The highest lower bound that is known of the plans by a solution's deadline."""
-        if solution.bound_fj is not None:
-            return StatedBound("cp-sat", solution.bound_fj)
+        if solution.bound_10fj is not None:
+            return StatedBound("cp-sat", solution.bound_10fj)
         return self._late_bounds.stated(solution.replay, solution.deadline_ns)
 
     def _built(
@@ -345,7 +345,7 @@ class RequestSolver(DeadlineSolver[Solution]):
             solution.replay,
             target=target_of(answered, solution.deadline_ns, least_ns=t_min_ns),
             request=request,
-            bound_fj=bound.energy_fj,
+            bound_10fj=bound.energy_10fj,
             bound=bound.kind,
         )
         stated = {"robustness": solution.robustness, "late_clock_prices": bound.prices}

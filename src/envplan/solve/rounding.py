@@ -105,7 +105,7 @@ class Rounding:
             self.curve,
             curve_begin,
             np.concatenate([curve.time_ns for curve in curves]),
-            np.concatenate([curve.cost_fj for curve in curves]),
+            np.concatenate([curve.cost_10fj for curve in curves]),
             self.relaxed_finish_ns,
             deadline_ns,
         )

@@ -32,13 +32,13 @@ class KnownChoice(NamedTuple):
 
     choice: Rows
     makespan_ns: int
-    energy_fj: int
+    energy_10fj: int
     num_changes: int
 
     @classmethod
     def of(cls, replay: Replay) -> KnownChoice:
         """A replay's choice, without the arrays of the replay."""
-        return cls(replay.rows, replay.makespan_ns, replay.energy_fj, replay.num_changes)
+        return cls(replay.rows, replay.makespan_ns, replay.energy_10fj, replay.num_changes)
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Polished:
 
     Attributes:
         replay: of the best choice.
-        bound_fj: a lower bound on energy, one GPU a stage, fJ, where CP-SAT proved more than the
-            relaxation does; else None.
+        bound_10fj: a lower bound on energy, one GPU a stage, 10 fJ, where CP-SAT proved more than
+            the relaxation does; else None.
     """
 
     replay: Replay
-    bound_fj: int | None = None
+    bound_10fj: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class Solution:
         answered_request: what it answers, where that is not the request but using a straggler's
             time.
         robustness: how sure it is, where that was asked for.
-        bound_fj: a lower bound that CP-SAT proved, one GPU a stage, fJ.
+        bound_10fj: a lower bound that CP-SAT proved, one GPU a stage, 10 fJ.
     """
 
     replay: Replay
     deadline_ns: int
     answered_request: Request | None = None
     robustness: Robustness | None = None
-    bound_fj: int | None = None
+    bound_10fj: int | None = None

@@ -15,7 +15,7 @@ _PRICE_FACTORS: Final = (1.0, 1.2, 1.5)
 
 
 def stage_path_starts(
-    relaxation: Relaxation, deadline_ns: int, clocks: ClockLimits, *, change_fj: float = 0.0
+    relaxation: Relaxation, deadline_ns: int, clocks: ClockLimits, *, change_10fj: float = 0.0
 ) -> list[Rows]:
     """Choices of rows to start a search from: each stage's cheapest one, at prices of a deadline.
 
@@ -27,7 +27,7 @@ def stage_path_starts(
         relaxation: of the pipeline.
         deadline_ns: that plans are searched for, ns.
         clocks: how late they come and how long they are held.
-        change_fj: what each request for another clock costs, fJ: with more, there are fewer.
+        change_10fj: what each request for another clock costs, 10 fJ: with more, there are fewer.
 
     Returns:
         The rows of each operation's table, int32 (N,), all different, those of the deadline itself
@@ -40,14 +40,14 @@ def stage_path_starts(
     known: set[bytes] = set()
     relaxed = FlowPrices.relaxed(relaxation, deadline_ns)
     for factor in _PRICE_FACTORS:
-        prices = relaxed.scaled_to(int(relaxed.total_uw * factor), relaxation.pipeline)
+        prices = relaxed.scaled_to(int(relaxed.total_10uw * factor), relaxation.pipeline)
         try:
             rows = cheapest_stage_paths(
                 relaxation.problem,
                 prices,
                 clocks.machine,
                 min_dwell_ns=clocks.min_dwell_ns,
-                change_fj=change_fj,
+                change_10fj=change_10fj,
             ).rows
         except InputError:
             return []

@@ -34,7 +34,7 @@ def straggler_ladder(
         NoAnswerError: waiting alone breaks a limit, such as a cap on power.
     """
     for limit in request.limits:
-        complaint = limit.explain_waiting(frontier.total_power_uw * frontier.num_gpus)
+        complaint = limit.explain_waiting(frontier.total_power_10uw * frontier.num_gpus)
         if complaint is not None:
             raise NoAnswerError(complaint)
     num_rungs = max(1, request.effort.ladder)
@@ -72,7 +72,7 @@ def plans_at(
             plan = solver.rung_by(time_ns)
         except NoAnswerError:
             continue
-        if not plans or plan.effective_fj < plans[-1].effective_fj:
+        if not plans or plan.effective_10fj < plans[-1].effective_10fj:
             plans.append(plan)
     return plans
 
@@ -86,10 +86,10 @@ def times_of_equal_savings(frontier: Relaxation, first_ns: int, count: int) -> l
         count: at most so many.
     """
     times_ns = _breakpoints_from(frontier, first_ns)
-    costs_fj = [frontier.effective_bound_fj(time_ns) for time_ns in times_ns]
-    saved_fj = [float(costs_fj[0] - cost_fj) for cost_fj in costs_fj]
-    wanted_fj = np.linspace(0.0, saved_fj[-1], count)
-    interpolated_ns = np.interp(wanted_fj, saved_fj, times_ns).tolist()
+    costs_10fj = [frontier.effective_bound_10fj(time_ns) for time_ns in times_ns]
+    saved_10fj = [float(costs_10fj[0] - cost_10fj) for cost_10fj in costs_10fj]
+    wanted_10fj = np.linspace(0.0, saved_10fj[-1], count)
+    interpolated_ns = np.interp(wanted_10fj, saved_10fj, times_ns).tolist()
     return sorted({round(time_ns) for time_ns in interpolated_ns})
 
 

@@ -27,13 +27,13 @@ class ClockOptions:
     Attributes:
         mhz: the clocks, strictly ascending, (n).
         option: the option index of each, (n).
-        time_ns, energy_fj: of those options, (n), Python ints.
+        time_ns, energy_10fj: of those options, (n), Python ints.
     """
 
     mhz: tuple[int, ...]
     option: tuple[int, ...]
     time_ns: tuple[int, ...]
-    energy_fj: tuple[int, ...]
+    energy_10fj: tuple[int, ...]
 
     @classmethod
     def of(cls, table: OptionTable) -> ClockOptions:
@@ -46,7 +46,7 @@ class ClockOptions:
             mhz=tuple(mhz.tolist()),
             option=tuple(option.tolist()),
             time_ns=tuple(table.time_ns[option].tolist()),
-            energy_fj=tuple(table.energy_fj[option].tolist()),
+            energy_10fj=tuple(table.energy_10fj[option].tolist()),
         )
 
     @property

@@ -9,6 +9,7 @@ import typer
 
 from envplan.cli import output as ui
 from envplan.cli.serving.replay import (
+    Disaggregated,
     FleetRateOptions,
     Names,
     ReplayOptions,
@@ -21,6 +22,7 @@ from envplan.cli.tables import Column
 from envplan.cli.types import parser_of
 from envplan.errors import InputError
 from envplan.serving.policies import POLICIES
+from envplan.serving.settings import SPLIT_FLEETS
 
 
 def _parse_policies(text: str, option: str) -> Names:
@@ -45,6 +47,7 @@ def compare(
             parser=parser_of(_parse_policies),
         ),
     ] = None,
+    disaggregated: Disaggregated = False,
 ) -> None:
     """Set all policies side by side on one trace.
 
@@ -57,7 +60,10 @@ def compare(
       envplan serving compare --policies SinglePool,envplan --plot
     """
     fleet_rates = rates.read()  # a mistake in them is told before hours are replayed
-    replays = replay.run(service, policies or tuple(POLICIES), left_out=ui.warn)
+    names = policies or tuple(POLICIES)
+    if disaggregated:
+        names = Names([*names, *(name for name in SPLIT_FLEETS if name not in names)])
+    replays = replay.run(service, names, left_out=ui.warn)
     replay.draw(replays, "compare")
     costs = [rates.named(fleet_rates.costs_of(result)) for result in replays.simulations]
     ui.answer(
@@ -116,4 +122,7 @@ def _print(replays: Replays, costs: Sequence[Mapping[str, float]]) -> None:
     if cost_columns:
         ui.show_table("", [policies, *cost_columns])
     for result in results:
-        ui.say(f"{result.policy}: {POLICIES[result.policy].about}")
+        if result.policy in SPLIT_FLEETS:
+            ui.say(f"{result.policy}: {SPLIT_FLEETS[result.policy]}: {result.fleet}")
+        else:
+            ui.say(f"{result.policy}: {POLICIES[result.policy].about}")

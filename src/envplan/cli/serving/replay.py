@@ -17,12 +17,21 @@ from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions
 from envplan.cli.shared import JOB, MONEY, MOST_USED
 from envplan.cli.tables import table_columns
-from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, one_of, parser_of, quantity
+from envplan.cli.types import (
+    OPTIONAL_FILE,
+    InputFile,
+    OutputFile,
+    either,
+    one_of,
+    parser_of,
+    quantity,
+)
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
 from envplan.serving.builtin import WEEKS, builtin_traces
 from envplan.serving.settings import LENGTH_PREDICTORS, SCHEDULERS, STARTUP_STEPS_S, Settings
 from envplan.serving.trace import Trace
+from envplan.serving.trace_formats import TIME_UNITS
 from envplan.units import duration_text
 
 if TYPE_CHECKING:
@@ -41,6 +50,17 @@ _BARE_PLOT: Final = "serving-*.png"
 #: Panels of `--help`.
 FORECAST: Final = "Forecast"
 ENGINE: Final = "Engine"
+_GB: Final = 1e9
+
+Disaggregated = Annotated[
+    bool,
+    typer.Option(
+        "--disaggregated",
+        rich_help_panel=FLEET,
+        help="The best fleet that never changes, of instances that run prompts and others that "
+        "decode, beside the best one whose instances do both.",
+    ),
+]
 START_UP: Final = "Start-up and clocks"
 
 
@@ -109,8 +129,9 @@ def _ready_help() -> str:
 def _trace_help() -> str:
     hours = [name for name in builtin_traces() if name not in WEEKS]
     return (
-        "Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class or token "
-        f"counts. Or a built-in one: {', '.join(hours)} (an hour each, real), {', '.join(WEEKS)} "
+        "Trace, plain or gzipped: files of Azure, Mooncake, BurstGPT, ServeGen and vLLM as they "
+        "are, or a CSV of timestamp and class or token counts. "
+        f"Or a built-in one: {', '.join(hours)} (an hour each, real), {', '.join(WEEKS)} "
         "(real-shaped)."
     )
 
@@ -134,6 +155,28 @@ class ReplayOptions:
             parser=OutputFile(".png", ".svg", ".pdf", ".html", bare=_BARE_PLOT),
         ),
     ] = None
+    time_unit: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=JOB,
+            metavar="UNIT",
+            help=f"Of numbers in the trace's timestamps: {either(tuple(TIME_UNITS))}; default: as "
+            "its format has it, else s.",
+            show_default=False,
+            parser=one_of(*TIME_UNITS),
+        ),
+    ] = None
+    prefix_cache: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=JOB,
+            metavar="PCT",
+            help="Of the tokens that begin a prompt as an earlier one began, the share that a "
+            "prefix cache still has, for traces that say which do; default: 0.",
+            show_default=False,
+            parser=quantity(PERCENT.within(0, 100)),
+        ),
+    ] = 0.0
     load_factor: Annotated[
         float,
         typer.Option(
@@ -265,6 +308,17 @@ class ReplayOptions:
             parser=quantity(COUNT.within(1, 10**6)),
         ),
     ] = None
+    kv_link: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=ENGINE,
+            metavar="GB/S",
+            help="Network of a GPU, over which contexts go from prefill to decode; default: 50 "
+            "(400 Gb/s).",
+            show_default=False,
+            parser=quantity(NUMBER.within(1e-3, 1e5)),
+        ),
+    ] = Settings.link_bytes_s / _GB
     seed: Annotated[
         int,
         typer.Option(
@@ -312,6 +366,7 @@ class ReplayOptions:
             chunk_tokens=self.chunk,
             predicted_lengths=self.predicted_lengths,
             length_error_percent=self.length_error,
+            link_bytes_s=self.kv_link * _GB,
             ready=self.ready or (),
             switch_latency_s=self.clock_delay,
         )
@@ -339,7 +394,7 @@ class ReplayOptions:
         from envplan.serving.replay import compare_policies, replay_fixed
 
         profile = service.serving_profile
-        trace = Trace.open(self.trace)
+        trace = self._open_trace()
         if self.load_factor != 1:
             trace = trace.scaled(self.load_factor, self.seed)
         settings = self.settings()
@@ -366,6 +421,27 @@ class ReplayOptions:
             self._warn_of_too_few_gpus(result)
         _warn_of_too_long(simulations, profile)
         return Replays(profile, trace, simulations, rivals)
+
+    def _open_trace(self) -> Trace:
+        """The trace, as its prefix cache leaves it.
+
+        It says how many requests failed, and how much a prefix cache could save.
+        """
+        trace = Trace.open(self.trace, self.time_unit)
+        if trace.num_failed:
+            ui.warn(
+                f"{trace.num_failed} of {len(trace) + trace.num_failed} requests of {trace.name} "
+                "failed when they were recorded; they are left out, and are not counted as met"
+            )
+        if self.prefix_cache:
+            return trace.with_prefix_cache(self.prefix_cache / 100)
+        if trace.prefix_hit_share:
+            percent = 100 * trace.prefix_hit_share
+            ui.warn(
+                f"{percent:.3g}% of the input tokens of {trace.name} begin a prompt as an earlier "
+                "one began; they are replayed without a cache: --prefix-cache 100 leaves them out"
+            )
+        return trace
 
     def _warn_of_hopeless(self, result: Simulation) -> None:
         """Warn if more requests than the fleet may miss would be late on any fleet."""

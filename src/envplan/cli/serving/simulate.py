@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,6 +12,7 @@ from envplan._io.files import atomic_write, is_file
 from envplan.cli import output as ui
 from envplan.cli.invocation import invocation
 from envplan.cli.serving.replay import (
+    Disaggregated,
     FleetRateOptions,
     GivenFleet,
     ReplayOptions,
@@ -22,6 +23,11 @@ from envplan.cli.serving.service import ServiceOptions
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import Column
 from envplan.cli.types import OutputFile
+from envplan.errors import InputError
+from envplan.serving.settings import DISAGGREGATED, SPLIT_FLEETS, TOGETHER
+
+if TYPE_CHECKING:
+    from envplan.serving.simulation import Simulation
 
 _BASELINE: Final = "SinglePool"
 _HOUR_S: Final = 3600.0
@@ -31,6 +37,7 @@ def simulate(
     service: ServiceOptions,
     replay: ReplayOptions,
     rates: FleetRateOptions,
+    *,
     policy: Annotated[
         str,
         typer.Option(
@@ -39,6 +46,7 @@ def simulate(
             help="One of those that `serving compare` names.",
         ),
     ] = "envplan",
+    disaggregated: Disaggregated = False,
     fleet: Annotated[
         str | None,
         typer.Option(
@@ -70,10 +78,15 @@ def simulate(
       envplan serving simulate --trace azure-2023-conversation
       envplan serving simulate --trace azure-2023-code --policy static -o hour.csv
       envplan serving simulate --fleet 3xTP4@1200
+      envplan serving simulate --disaggregated
       envplan serving simulate --trace mine.csv.gz --price 0.12 --carbon 380
     """
+    if fleet is not None and disaggregated:
+        raise InputError("--disaggregated finds a fleet; leave out --fleet")
     given = None if fleet is None else _given_fleet(fleet)
     policies = [] if given is not None else [policy]
+    if disaggregated:
+        policies = [*SPLIT_FLEETS]
     if replay.plot is not None and policies != [_BASELINE]:
         policies.insert(0, _BASELINE)  # a picture has it in it
     fleet_rates = rates.read()  # a mistake in them is told before hours are replayed
@@ -88,12 +101,32 @@ def simulate(
             **result.to_dict(),
             **costs,
             **replays.rivals[-1].to_dict(),
+            **_together(replays),
             "trace": replays.trace.name,
             "profile": replays.profile.name,
         },
         lambda: _print(replays, costs),
         next_command=["envplan", "serving", "compare", "--trace", replay.trace],
     )
+
+
+def _together(replays: Replays) -> dict[str, object]:
+    """The best fleet whose instances do both phases, beside one whose instances do one of them."""
+    if replays.simulations[-1].policy != DISAGGREGATED:
+        return {}
+    return {TOGETHER: replays.simulations[-2].to_dict()}
+
+
+def _print_better(simulations: Sequence[Simulation]) -> None:
+    """Prefill and decode together and apart, and which of both takes less."""
+    from envplan.serving.metrics import kwh
+
+    for result in simulations:
+        percent = 100 * result.slo_attainment
+        ui.say(f"{result.policy}: {result.fleet}: {kwh(result.energy_j)} kWh, SLOs {percent:.3f}%")
+    better, worse = sorted(simulations, key=lambda result: result.energy_j)
+    saved_percent = better.saved_percent(worse) or 0.0
+    ui.say(f"{better.policy} takes {saved_percent:.1f}% less than {worse.policy}")
 
 
 def _given_fleet(text: str) -> GivenFleet:
@@ -112,6 +145,8 @@ def _print(replays: Replays, costs: Mapping[str, float]) -> None:
     from envplan.serving.metrics import METRICS
 
     result = replays.simulations[-1]
+    if result.policy == DISAGGREGATED:
+        _print_better(replays.simulations[-2:])
     ui.say(f"{result.policy}: {replays.title}, {result.duration_s / _HOUR_S:.3g} hours replayed")
     names = [metric.name for metric in METRICS] + list(costs)
     totals = [metric.text(result) for metric in METRICS]

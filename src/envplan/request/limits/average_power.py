@@ -25,7 +25,7 @@ from envplan.request.limits.base import (
     SweepKey,
     WholeJob,
 )
-from envplan.units import UW_PER_W, fj_from_j, s_from_ns, uw_from_w, w_from_uw
+from envplan.units import POWER_UNITS_PER_W, in_10fj, in_10uw, s_from_ns, w_from_10uw
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
@@ -40,7 +40,7 @@ _ROUNDING: Final = 10**9
 class AveragePower(Limit):
     """The most that all GPUs draw together on average over an iteration.
 
-    A violation is in fJ of all GPUs above what the cap allows in the time of the iteration.
+    A violation is in 10 fJ of all GPUs above what the cap allows in the time of the iteration.
     """
 
     options: ClassVar = (
@@ -66,21 +66,21 @@ class AveragePower(Limit):
         return {"power_w": self.power_w}
 
     def violation(self, replay: Replay, context: LimitContext) -> int:
-        allowed_fj = uw_from_w(self.power_w) * replay.makespan_ns
-        return max(0, replay.energy_fj * context.num_gpus - allowed_fj)
+        allowed_10fj = in_10uw(self.power_w) * replay.makespan_ns
+        return max(0, replay.energy_10fj * context.num_gpus - allowed_10fj)
 
     def earliest_ns(self, frontier: Relaxation) -> int:
-        return earliest_ns_under_average(frontier, uw_from_w(self.power_w))
+        return earliest_ns_under_average(frontier, in_10uw(self.power_w))
 
     def safest_choice(self, problem: Problem) -> Rows:
         return least_average_choice(problem)
 
     def explain_violation(self, replay: Replay, context: LimitContext) -> str:
-        average_w = replay.energy_fj * context.num_gpus / (replay.makespan_ns * UW_PER_W)
+        average_w = replay.energy_10fj * context.num_gpus / (replay.makespan_ns * POWER_UNITS_PER_W)
         return f"{average_w:.10g} W on average is above {self.power_w:.10g} W"
 
     def explain_refusal(self, replay: Replay, context: LimitContext, frontier: Relaxation) -> str:
-        least_w = w_from_uw(least_average_uw(frontier) * frontier.num_gpus)
+        least_w = w_from_10uw(least_average_10uw(frontier) * frontier.num_gpus)
         return (
             f"{self.explain_violation(replay, context)}; no plan draws less than {least_w:.10g} W "
             "on average"
@@ -97,7 +97,7 @@ class AveragePower(Limit):
         )
 
     def prove(self, stated: StatedResults, replay: Replay, context: LimitContext) -> str:
-        if self.violation(replay, context) > fj_from_j(stated.energy_j) // _ROUNDING:
+        if self.violation(replay, context) > in_10fj(stated.energy_j) // _ROUNDING:
             raise InputError(
                 f"predicted.average_power_w: {self.explain_violation(replay, context)}"
             )
@@ -119,33 +119,33 @@ def doubt_cap(power_w: float, all_gpus: int) -> Iterator[str]:
         )
 
 
-def earliest_ns_under_average(frontier: Relaxation, cap_uw: int) -> int:
+def earliest_ns_under_average(frontier: Relaxation, cap_10uw: int) -> int:
     """The earliest time at which the relaxation draws no more than a cap on average, ns.
 
     Args:
         frontier: whose average power falls up to T_max.
-        cap_uw: on all GPUs, uW.
+        cap_10uw: on all GPUs, 10 uW.
     """
 
-    def is_kept(time_ns: int, energy_fj: int) -> bool:
-        return energy_fj * frontier.num_gpus <= cap_uw * time_ns
+    def is_kept(time_ns: int, energy_10fj: int) -> bool:
+        return energy_10fj * frontier.num_gpus <= cap_10uw * time_ns
 
     return frontier.earliest_ns(is_kept, frontier.slowest_time_ns)
 
 
-def least_average_uw(frontier: Relaxation) -> int:
-    """A power that no plan is below on average, uW, of one GPU a stage.
+def least_average_10uw(frontier: Relaxation) -> int:
+    """A power that no plan is below on average, 10 uW, of one GPU a stage.
 
     Energy is that of waiting all the time and what running costs beyond that. The latter is least
     with each operation's cheapest option, and is spread over no more time than the slowest options
     take.
     """
     problem = frontier.problem
-    running_fj = frontier.network.base_cost_fj
+    running_10fj = frontier.network.base_cost_10fj
     slowest_options = np.array([len(table) - 1 for table in problem.tables], np.int32)
     slowest_ns = problem.replay(slowest_options[problem.table]).makespan_ns
-    running_uw = running_fj // (slowest_ns if running_fj > 0 else frontier.min_time_ns)
-    return max(0, frontier.total_power_uw + running_uw)
+    running_10uw = running_10fj // (slowest_ns if running_10fj > 0 else frontier.min_time_ns)
+    return max(0, frontier.total_power_10uw + running_10uw)
 
 
 def least_average_choice(problem: Problem) -> Rows:
@@ -155,18 +155,18 @@ def least_average_choice(problem: Problem) -> Rows:
     options that are cheapest at the power so far, and their power next, until it falls no more.
     """
     choice = problem.cheapest_rows([0] * problem.pipeline.num_stages)
-    powers_uw = _running_powers_uw(problem, choice)
+    powers_10uw = _running_powers_10uw(problem, choice)
     while True:
-        cheaper = problem.cheapest_rows(powers_uw.tolist())
-        lower_uw = _running_powers_uw(problem, cheaper)
-        if lower_uw.sum() >= powers_uw.sum():
+        cheaper = problem.cheapest_rows(powers_10uw.tolist())
+        lower_10uw = _running_powers_10uw(problem, cheaper)
+        if lower_10uw.sum() >= powers_10uw.sum():
             return choice
-        choice, powers_uw = cheaper, lower_uw
+        choice, powers_10uw = cheaper, lower_10uw
 
 
-def _running_powers_uw(problem: Problem, choice: Rows) -> NDArray[np.float64]:
-    """Average power of each stage while it runs, uW, (num_stages,)."""
+def _running_powers_10uw(problem: Problem, choice: Rows) -> NDArray[np.float64]:
+    """Average power of each stage while it runs, 10 uW, (num_stages,)."""
     options, num_stages = problem.over_all(choice), problem.pipeline.num_stages
-    energy_fj = np.bincount(problem.stage, problem.energy_fj[options], num_stages)
+    energy_10fj = np.bincount(problem.stage, problem.energy_10fj[options], num_stages)
     time_ns = np.bincount(problem.stage, problem.time_ns[options], num_stages)
-    return energy_fj / time_ns
+    return energy_10fj / time_ns

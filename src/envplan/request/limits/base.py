@@ -71,21 +71,21 @@ class Penalties:
 
     Attributes:
         min_dwell_ns: least time between two clock requests of a stage; 0: any.
-        peak_uw: most power of one GPU a stage together at any moment; None: any.
+        peak_10uw: most power of one GPU a stage together at any moment; None: any.
     """
 
     min_dwell_ns: int = 0
-    peak_uw: int | None = None
+    peak_10uw: int | None = None
 
     def __bool__(self) -> bool:
         return self != NO_PENALTIES
 
     def combine(self, other: Penalties) -> Penalties:
         """The stricter of both, of each kind."""
-        peaks = [peak for peak in (self.peak_uw, other.peak_uw) if peak is not None]
+        peaks = [peak for peak in (self.peak_10uw, other.peak_10uw) if peak is not None]
         return Penalties(
             min_dwell_ns=max(self.min_dwell_ns, other.min_dwell_ns),
-            peak_uw=min(peaks, default=None),
+            peak_10uw=min(peaks, default=None),
         )
 
 
@@ -306,13 +306,13 @@ class Limit(Model, ABC):
         del frontier
         return self.explain_violation(replay, context)
 
-    def explain_waiting(self, waiting_uw: int) -> str | None:
+    def explain_waiting(self, waiting_10uw: int) -> str | None:
         """How GPUs that only wait break it; None where they keep it.
 
         Args:
-            waiting_uw: what all GPUs draw while they wait, uW.
+            waiting_10uw: what all GPUs draw while they wait, 10 uW.
         """
-        del waiting_uw
+        del waiting_10uw
         return None
 
     def explain_whole_violation(self, job: WholeJob) -> str | None:

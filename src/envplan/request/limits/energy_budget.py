@@ -16,7 +16,7 @@ from envplan.request.limits.base import (
     SweepKey,
     WholeJob,
 )
-from envplan.units import fj_from_j, j_from_fj, s_from_ns
+from envplan.units import in_10fj, j_from_10fj, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class EnergyBudget(Limit):
-    """The most energy that an iteration uses over all GPUs; a violation is in fJ of all GPUs."""
+    """The most energy that an iteration uses over all GPUs; a violation is in 10 fJ of all GPUs."""
 
     options: ClassVar = (
         LimitOption(
@@ -48,19 +48,19 @@ class EnergyBudget(Limit):
         return {"energy_j": self.energy_j}
 
     def violation(self, replay: Replay, context: LimitContext) -> int:
-        return max(0, replay.energy_fj * context.num_gpus - fj_from_j(self.energy_j))
+        return max(0, replay.energy_10fj * context.num_gpus - in_10fj(self.energy_j))
 
     def earliest_ns(self, frontier: Relaxation) -> int:
-        budget_fj = fj_from_j(self.energy_j)
+        budget_10fj = in_10fj(self.energy_j)
 
-        def is_kept(_: int, energy_fj: int) -> bool:
-            return energy_fj * frontier.num_gpus <= budget_fj
+        def is_kept(_: int, energy_10fj: int) -> bool:
+            return energy_10fj * frontier.num_gpus <= budget_10fj
 
         # Beyond T_star energy rises again.
         return frontier.earliest_ns(is_kept, frontier.min_energy_time_ns)
 
     def explain_violation(self, replay: Replay, context: LimitContext) -> str:
-        energy_j = j_from_fj(replay.energy_fj * context.num_gpus)
+        energy_j = j_from_10fj(replay.energy_10fj * context.num_gpus)
         time_s = s_from_ns(replay.makespan_ns)
         return (
             f"{energy_j:.10g} J at {time_s:.9f} s are not within the budget of "

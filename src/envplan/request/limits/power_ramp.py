@@ -40,7 +40,7 @@ from envplan.request.limits.base import (
     WholeJob,
 )
 from envplan.request.limits.peak_power import share_of_peak
-from envplan.units import UW_PER_W, ns_from_s, s_from_ns, w_from_uw
+from envplan.units import POWER_UNITS_PER_W, ns_from_s, s_from_ns, w_from_10uw
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
@@ -57,12 +57,12 @@ class SteepestChange:
     """Two neighbouring windows whose energies differ most.
 
     Attributes:
-        change_fj: by how much, fJ.
+        change_10fj: by how much, 10 fJ.
         begin_ns: within an iteration, when the one that uses more begins, ns.
         length_ns: for how long it uses more, ns: no longer than half an iteration.
     """
 
-    change_fj: int
+    change_10fj: int
     begin_ns: int
     length_ns: int
 
@@ -73,11 +73,11 @@ class PowerOverTime:
 
     Attributes:
         times_ns: of the events, ascending from 0 to the end of the iteration, int64 (k + 1,).
-        power_uw: from each event to the next, int64 (k,).
+        power_10uw: from each event to the next, int64 (k,).
     """
 
     times_ns: NDArray[np.int64]
-    power_uw: NDArray[np.int64]
+    power_10uw: NDArray[np.int64]
 
     @property
     def period_ns(self) -> int:
@@ -92,26 +92,26 @@ class PowerOverTime:
             replay: of a plan.
             sync_ns: until then everybody waits, ns; no later than its end: nobody does.
         """
-        times_ns, power_uw = replay.power_steps
+        times_ns, power_10uw = replay.power_steps
         if sync_ns > replay.makespan_ns:
-            waiting_uw = replay.problem.blocking_power_uw.sum()
+            waiting_10uw = replay.problem.blocking_power_10uw.sum()
             times_ns = np.append(times_ns, sync_ns)
-            power_uw = np.append(power_uw, waiting_uw)
-        return cls(times_ns, power_uw)
+            power_10uw = np.append(power_10uw, waiting_10uw)
+        return cls(times_ns, power_10uw)
 
     def times(self, num_gpus: int) -> PowerOverTime:
         """The same of so many GPUs together."""
-        return PowerOverTime(self.times_ns, self.power_uw * num_gpus)
+        return PowerOverTime(self.times_ns, self.power_10uw * num_gpus)
 
     @classmethod
     def sum(cls, powers: Sequence[PowerOverTime]) -> Self:
         """The sum of several powers over one period."""
         times_ns = np.unique(np.concatenate([power.times_ns for power in powers]))
-        total_uw = np.zeros(len(times_ns) - 1, np.int64)
+        total_10uw = np.zeros(len(times_ns) - 1, np.int64)
         for power in powers:
             step = np.searchsorted(power.times_ns, times_ns[:-1], "right") - 1
-            total_uw += power.power_uw[step]
-        return cls(times_ns, total_uw)
+            total_10uw += power.power_10uw[step]
+        return cls(times_ns, total_10uw)
 
     def steepest_change(self, window_ns: int) -> SteepestChange:
         """Where the energies of two neighbouring windows differ most.
@@ -127,11 +127,11 @@ class PowerOverTime:
         shifted_ns = np.concatenate([events_ns, events_ns + length_ns, events_ns - length_ns])
         bends_ns = np.unique(shifted_ns % self.period_ns)
         earlier_ns = (bends_ns - length_ns) % self.period_ns
-        changes_fj = energy.of_windows_fj(bends_ns) - energy.of_windows_fj(earlier_ns)
-        steepest = int(np.argmax(np.abs(changes_fj)))
-        change_fj = int(changes_fj[steepest])
-        hungrier_ns = bends_ns if change_fj > 0 else earlier_ns
-        return SteepestChange(abs(change_fj), int(hungrier_ns[steepest]), length_ns)
+        changes_10fj = energy.of_windows_10fj(bends_ns) - energy.of_windows_10fj(earlier_ns)
+        steepest = int(np.argmax(np.abs(changes_10fj)))
+        change_10fj = int(changes_10fj[steepest])
+        hungrier_ns = bends_ns if change_10fj > 0 else earlier_ns
+        return SteepestChange(abs(change_10fj), int(hungrier_ns[steepest]), length_ns)
 
 
 class _EnergyOverTime:
@@ -150,35 +150,35 @@ class _EnergyOverTime:
         self._times_ns = power.times_ns
         self._period_ns = power.period_ns
         self._length_ns = length_ns
-        power_uw: NDArray[Any] = power.power_uw - power.power_uw.min()
-        if int(power_uw.max()) * length_ns >= 2**63:
-            power_uw = power_uw.astype(object)
-        self._power_uw = power_uw
+        power_10uw: NDArray[Any] = power.power_10uw - power.power_10uw.min()
+        if int(power_10uw.max()) * length_ns >= 2**63:
+            power_10uw = power_10uw.astype(object)
+        self._power_10uw = power_10uw
         # Until each event, (k + 1,).
-        step_energies_fj = power_uw * np.diff(power.times_ns)
-        self._used_fj = np.concatenate([[0 * power_uw[0]], np.cumsum(step_energies_fj)])
+        step_energies_10fj = power_10uw * np.diff(power.times_ns)
+        self._used_10fj = np.concatenate([[0 * power_10uw[0]], np.cumsum(step_energies_10fj)])
 
-    def of_windows_fj(self, begin_ns: NDArray[np.int64]) -> NDArray[Any]:
-        """Energy of the windows that begin at some times within an iteration, (n,), fJ."""
+    def of_windows_10fj(self, begin_ns: NDArray[np.int64]) -> NDArray[Any]:
+        """Energy of the windows that begin at some times within an iteration, (n,), 10 fJ."""
         end_ns = begin_ns + self._length_ns
-        ends_in_next = (end_ns >= self._period_ns).astype(self._used_fj.dtype)
-        iteration_fj = self._used_fj[-1]
-        end_fj = self._used_until_fj(end_ns % self._period_ns) + ends_in_next * iteration_fj
-        windows_fj: NDArray[Any] = end_fj - self._used_until_fj(begin_ns)
-        return windows_fj
+        ends_in_next = (end_ns >= self._period_ns).astype(self._used_10fj.dtype)
+        iteration_10fj = self._used_10fj[-1]
+        end_10fj = self._used_until_10fj(end_ns % self._period_ns) + ends_in_next * iteration_10fj
+        windows_10fj: NDArray[Any] = end_10fj - self._used_until_10fj(begin_ns)
+        return windows_10fj
 
-    def _used_until_fj(self, time_ns: NDArray[np.int64]) -> NDArray[Any]:
-        """Energy from the beginning of the iteration until some times in it, (n,), fJ."""
+    def _used_until_10fj(self, time_ns: NDArray[np.int64]) -> NDArray[Any]:
+        """Energy from the beginning of the iteration until some times in it, (n,), 10 fJ."""
         step = np.searchsorted(self._times_ns, time_ns, "right") - 1
         since_event_ns = time_ns - self._times_ns[step]
-        used_fj: NDArray[Any] = self._used_fj[step] + self._power_uw[step] * since_event_ns
-        return used_fj
+        used_10fj: NDArray[Any] = self._used_10fj[step] + self._power_10uw[step] * since_event_ns
+        return used_10fj
 
 
 class PowerRamp(Limit):
     """The largest change of the average power between two neighbouring windows, over their length.
 
-    A violation is in fJ of all GPUs by which the energies of two windows differ too much.
+    A violation is in 10 fJ of all GPUs by which the energies of two windows differ too much.
     """
 
     options: ClassVar = (
@@ -220,12 +220,12 @@ class PowerRamp(Limit):
         return ns_from_s(self.window_s)
 
     @property
-    def allowed_fj(self) -> int:
-        """By how much the energies of two neighbouring windows may differ, all GPUs, fJ."""
-        return int(Fraction(self.ramp_w_per_s) * UW_PER_W * self.window_ns**2 / _NS_PER_S)
+    def allowed_10fj(self) -> int:
+        """By how much the energies of two neighbouring windows may differ, all GPUs, 10 fJ."""
+        return int(Fraction(self.ramp_w_per_s) * POWER_UNITS_PER_W * self.window_ns**2 / _NS_PER_S)
 
     def violation(self, replay: Replay, context: LimitContext) -> int:
-        return max(0, self._change_fj(replay, context) - self.allowed_fj)
+        return max(0, self._change_10fj(replay, context) - self.allowed_10fj)
 
     def relieve(self, replay: Replay, context: LimitContext) -> Rows | None:
         # Operations in the hungrier window get an option of less power each; where none of them
@@ -248,14 +248,14 @@ class PowerRamp(Limit):
         return self.model_copy(update={"ramp_w_per_s": self.ramp_w_per_s * share})
 
     def explain_violation(self, replay: Replay, context: LimitContext) -> str:
-        ramp = self._ramp_w_per_s(self._change_fj(replay, context))
+        ramp = self._ramp_w_per_s(self._change_10fj(replay, context))
         return (
             f"power changes by {ramp * _ROUNDED_UP:.10g} W/s between two windows of "
             f"{self.window_s:g} s, more than the {self.ramp_w_per_s:.10g} W/s allowed"
         )
 
     def explain_refusal(self, replay: Replay, context: LimitContext, frontier: Relaxation) -> str:
-        least = self._ramp_w_per_s(self._change_fj(replay, context)) * _ROUNDED_UP
+        least = self._ramp_w_per_s(self._change_10fj(replay, context)) * _ROUNDED_UP
         return (
             f"no plan was found whose power changes by at most {self.ramp_w_per_s:.10g} W/s "
             f"between two windows of {self.window_s:g} s; the least found is {least:.10g} W/s"
@@ -266,24 +266,24 @@ class PowerRamp(Limit):
         for kind in job.replays():
             power = PowerOverTime.of_replay(kind.replay, job.sync_ns)
             powers.append(power.times(kind.num_gpus))
-        change_fj = PowerOverTime.sum(powers).steepest_change(self.window_ns).change_fj
-        if change_fj <= self.allowed_fj:
+        change_10fj = PowerOverTime.sum(powers).steepest_change(self.window_ns).change_10fj
+        if change_10fj <= self.allowed_10fj:
             return None
-        least = self._ramp_w_per_s(change_fj) * _ROUNDED_UP
+        least = self._ramp_w_per_s(change_10fj) * _ROUNDED_UP
         return (
             f"no plans were found within {self.ramp_w_per_s:.10g} W/s: by "
             f"{s_from_ns(job.sync_ns):.9f} s the least found is {least:.10g} W/s"
         )
 
     def explain_kept(self, stated: StatedResults, replay: Replay, context: LimitContext) -> str:
-        ramp = self._ramp_w_per_s(self._change_fj(replay, context))
+        ramp = self._ramp_w_per_s(self._change_10fj(replay, context))
         return (
             f"power changes by at most {ramp!r} W/s between two windows of {self.window_s!r} s "
             f"<= {self.ramp_w_per_s!r} W/s"
         )
 
     def notes(self, replay: Replay, context: LimitContext) -> Iterator[str]:
-        ramp = self._ramp_w_per_s(self._change_fj(replay, context))
+        ramp = self._ramp_w_per_s(self._change_10fj(replay, context))
         yield (
             f"its power changes by at most {significant(ramp)} W/s between two windows of "
             f"{self.window_s:g} s, of {self.ramp_w_per_s:g} W/s allowed; the gap is to a lower "
@@ -295,13 +295,13 @@ class PowerRamp(Limit):
         power = PowerOverTime.of_replay(replay, context.sync_ns)
         return power.steepest_change(self.window_ns)
 
-    def _change_fj(self, replay: Replay, context: LimitContext) -> int:
-        """The most by which the energies of two neighbouring windows differ, all GPUs, fJ."""
-        return self._steepest_change(replay, context).change_fj * context.num_gpus
+    def _change_10fj(self, replay: Replay, context: LimitContext) -> int:
+        """The most by which the energies of two neighbouring windows differ, all GPUs, 10 fJ."""
+        return self._steepest_change(replay, context).change_10fj * context.num_gpus
 
-    def _ramp_w_per_s(self, change_fj: int) -> float:
+    def _ramp_w_per_s(self, change_10fj: int) -> float:
         """The ramp of a difference of energies, W/s."""
-        return w_from_uw(change_fj * _NS_PER_S) / self.window_ns**2
+        return w_from_10uw(change_10fj * _NS_PER_S) / self.window_ns**2
 
 
 def _running(replay: Replay, begin_ns: int, length_ns: int, period_ns: int) -> NDArray[np.bool_]:
@@ -323,8 +323,8 @@ def _with_less_power(replay: Replay, operations: NDArray[np.bool_]) -> Rows | No
     """
     choice = replay.rows.copy()
     for operation in np.flatnonzero(operations).tolist():
-        powers_uw, option = _option_powers_uw(replay, operation), choice[operation]
-        thriftier = np.flatnonzero(powers_uw[option:] < powers_uw[option])
+        powers_10uw, option = _option_powers_10uw(replay, operation), choice[operation]
+        thriftier = np.flatnonzero(powers_10uw[option:] < powers_10uw[option])
         if len(thriftier):
             choice[operation] = option + thriftier[0]
     return None if np.array_equal(choice, replay.rows) else choice
@@ -338,15 +338,15 @@ def _with_more_power(replay: Replay, operations: NDArray[np.bool_]) -> Rows | No
     """
     choice = replay.rows.copy()
     for operation in np.flatnonzero(operations).tolist():
-        powers_uw, option = _option_powers_uw(replay, operation), choice[operation]
-        hungrier = np.flatnonzero(powers_uw[:option] > powers_uw[option])
+        powers_10uw, option = _option_powers_10uw(replay, operation), choice[operation]
+        hungrier = np.flatnonzero(powers_10uw[:option] > powers_10uw[option])
         if len(hungrier):
             choice[operation] = hungrier[-1]
     return None if np.array_equal(choice, replay.rows) else choice
 
 
-def _option_powers_uw(replay: Replay, operation: int) -> NDArray[np.int64]:
-    """The most that each option of an operation draws, uW, (n,)."""
+def _option_powers_10uw(replay: Replay, operation: int) -> NDArray[np.int64]:
+    """The most that each option of an operation draws, 10 uW, (n,)."""
     problem = replay.problem
-    powers_uw: NDArray[np.int64] = problem.tables[problem.table[operation]].peak_uw
-    return powers_uw
+    powers_10uw: NDArray[np.int64] = problem.tables[problem.table[operation]].peak_10uw
+    return powers_10uw

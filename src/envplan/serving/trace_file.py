@@ -1,23 +1,26 @@
-"""Reading traces: CSV files, plain or gzipped, in order of time.
+"""Reading traces: tables or JSON lines, plain or gzipped, in order of time.
 
 A row is a request or, with a column `requests`, many alike, spread evenly from its timestamp to the
-next one: then all timestamps are equally far apart. docs/serving.md ("Traces") names the columns.
-`timestamp` is in seconds, or a date and time as in 2026-11-16T09:00:00, with or without fractions
-and zone. Files are read in pieces: 27 million requests take about half a gigabyte, and nothing else
-grows.
+next one: then all timestamps are equally far apart. trace_formats.py has what columns are called,
+docs/serving.md ("Traces") says it to people. Timestamps are numbers, or dates and times as in
+2026-11-16T09:00:00, with or without fractions and zone. Files are read in pieces: 27 million
+requests take about half a gigabyte, and nothing else grows.
 """
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from envplan._io.documents import read_json
 from envplan._io.files import ReadLimits, refuse_slip, stream
 from envplan.errors import InputError, shown
 from envplan.serving.classes import (
@@ -26,6 +29,21 @@ from envplan.serving.classes import (
     FloatArray,
     IntArray,
     classify_requests,
+)
+from envplan.serving.trace_formats import (
+    CLASS,
+    ERROR,
+    FORMATS,
+    INPUT_TOKENS,
+    OUTPUT_TOKENS,
+    OWN,
+    PREFIX_HASHES,
+    REQUESTS,
+    TIME_UNITS,
+    TIMESTAMP,
+    TraceFormat,
+    all_names,
+    format_of,
 )
 
 if TYPE_CHECKING:
@@ -40,35 +58,15 @@ _MAX_TOKENS: Final = 10_000_000  # and the most requests of a row
 _MAX_TIMESTAMP_S: Final = 1e11  # beyond any date in seconds since 1970, before all in milliseconds
 _EVEN_STEPS: Final = 1e-6  # relative difference of steps that are still equally long
 
-_TIMESTAMP: Final = "timestamp"
-_CLASS: Final = "class"
-_INPUT_TOKENS: Final = "input_tokens"
-_OUTPUT_TOKENS: Final = "output_tokens"
-_REQUESTS: Final = "requests"
-_LENGTHS: Final = (_INPUT_TOKENS, _OUTPUT_TOKENS)
-_COLUMNS: Final = (_TIMESTAMP, _CLASS, *_LENGTHS, _REQUESTS)
-
-#: How others name the columns: a dictionary for each source of traces.
-_FOREIGN_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
-    "Azure": {"ContextTokens": _INPUT_TOKENS, "GeneratedTokens": _OUTPUT_TOKENS},
-    "BurstGPT": {"Request tokens": _INPUT_TOKENS, "Response tokens": _OUTPUT_TOKENS},
-    "Vidur": {
-        "arrived_at": _TIMESTAMP,
-        "num_prefill_tokens": _INPUT_TOKENS,
-        "num_decode_tokens": _OUTPUT_TOKENS,
-    },
-    "splitwise-sim": {
-        "arrival_timestamp": _TIMESTAMP,
-        "prompt_size": _INPUT_TOKENS,
-        "token_size": _OUTPUT_TOKENS,
-    },
-}
-_FOREIGN_NAMES: Final = [name for columns in _FOREIGN_COLUMNS.values() for name in columns]
-_OUR_NAMES: Final = {
-    foreign.lower(): ours
-    for columns in _FOREIGN_COLUMNS.values()
-    for foreign, ours in columns.items()
-}
+_LENGTHS: Final = (INPUT_TOKENS, OUTPUT_TOKENS)
+_COLUMNS: Final = (TIMESTAMP, CLASS, *_LENGTHS, REQUESTS, PREFIX_HASHES, ERROR)
+#: Columns that may have holes: an error stands beside requests that failed.
+_MAY_BE_BLANK: Final = (ERROR,)
+_SNIFFED_BYTES: Final = 2**14
+_MAX_SHOWN: Final = 40  # bytes of a line in an error
+#: A trace this long and this thin may be in a smaller unit than seconds.
+_LONG_S: Final = 86_400.0
+_THIN_S: Final = 10.0  # between requests, on average
 
 #: The columns of a file, by our names, as the file writes them.
 WrittenNames = Mapping[str, str]
@@ -85,6 +83,9 @@ class RequestTable:
         input_tokens: of each; None where the file gives classes instead.
         output_tokens: the same.
         duration_s: how long the file covers; None: up to its last request.
+        cached_tokens: tokens at the begin of each input that an earlier request of the file had,
+            too; None where the file does not say.
+        num_failed: requests that failed when they were recorded; they are not in the table.
     """
 
     arrival_s: FloatArray
@@ -92,15 +93,21 @@ class RequestTable:
     input_tokens: IntArray | None
     output_tokens: IntArray | None
     duration_s: float | None = None
+    cached_tokens: IntArray | None = None
+    num_failed: int = 0
 
 
-def read_requests(path: Path) -> RequestTable:
+def read_requests(path: Path, time_unit: str | None = None) -> RequestTable:
     """Read and check the requests of a trace.
+
+    Args:
+        path: of the file.
+        time_unit: of its timestamps, a key of TIME_UNITS; None: as its format has it.
 
     Raises:
         InputError: naming file, line, column and what to do.
     """
-    rows = _Rows(path)
+    rows = _Rows(path, time_unit)
     _read_in_pieces(path, rows)
     if not len(rows):
         raise InputError("has no rows", path=path)
@@ -110,26 +117,31 @@ def read_requests(path: Path) -> RequestTable:
         raise InputError(
             f"spans {span_s:g} s; at most {_MAX_DURATION_S:g} can be replayed", path=path
         )
-    if rows.request_counts is None:
-        return table
-    return _expand(table, rows.request_counts, path)
+    if rows.request_counts is not None:
+        return _expand(table, rows.request_counts, path)
+    is_thin = span_s > _THIN_S * len(table.arrival_s)
+    if rows.has_unstated_unit and span_s > _LONG_S and is_thin:
+        hours, ms_hours = span_s / 3600, span_s / 3600 * TIME_UNITS["ms"]
+        raise InputError(
+            f"the numbers in its timestamps are {hours:.4g} hours as seconds and {ms_hours:.4g} "
+            "hours as milliseconds: say --time-unit s or --time-unit ms",
+            path=path,
+        )
+    return table
 
 
 def _read_in_pieces(path: Path, rows: _Rows) -> None:
     """Read a file into rows.
 
     Raises:
-        InputError: it cannot be read, is no CSV table, or a row is refused.
+        InputError: it cannot be read, is no table, or a row is refused.
     """
     import pandas as pd
 
     try:
         with stream(path, _LIMITS) as file, warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # cells without a column
-            pieces = pd.read_csv(
-                file, chunksize=_ROWS_PER_PIECE, skipinitialspace=True, index_col=False
-            )
-            for frame in pieces:
+            for frame in _frames(path, file):
                 rows.append(frame)
     except pd.errors.EmptyDataError:
         pass  # there are no rows
@@ -138,9 +150,78 @@ def _read_in_pieces(path: Path, rows: _Rows) -> None:
         raise InputError(f"cannot be read to its end ({reason})", path=path) from None
     except UnicodeDecodeError:
         raise InputError("is not a text file in UTF-8", path=path) from None
-    except (ValueError, pd.errors.ParserWarning) as error:
+    except (ValueError, TypeError, RecursionError, pd.errors.ParserWarning) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"is not a CSV table ({reason})", path=path) from None
+        raise InputError(f"is not a CSV table or JSON lines ({reason})", path=path) from None
+
+
+def _frames(path: Path, file: IO[bytes]) -> Iterator[DataFrame]:
+    """The rows of a file in pieces: those of a CSV table, of JSON lines, or of lists in JSON."""
+    import pandas as pd
+
+    start = _first_line(file)
+    if not start.startswith(b"{"):
+        yield from pd.read_csv(
+            file, chunksize=_ROWS_PER_PIECE, skipinitialspace=True, index_col=False
+        )
+    elif start.rstrip().endswith(b"}") and not _has_lists(start):
+        while lines := list(islice(file, _ROWS_PER_PIECE)):
+            yield pd.DataFrame([_object_of(line) for line in lines if line.strip()])
+    else:
+        yield _frame_of_lists(path)
+
+
+def _object_of(line: bytes) -> dict[str, object]:
+    """The JSON object on a line.
+
+    Raises:
+        TypeError: there is something else.
+    """
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise TypeError(f"{shown(line[:_MAX_SHOWN].decode())} is no JSON object")
+    return value
+
+
+def _first_line(file: IO[bytes]) -> bytes:
+    """As much of the first line as is at hand. It is not taken away."""
+    peek = getattr(file, "peek", None)
+    start = peek(_SNIFFED_BYTES) if peek is not None else b""
+    return bytes(start[:_SNIFFED_BYTES]).lstrip().split(b"\n")[0]
+
+
+def _has_lists(line: bytes) -> bool:
+    """Whether a line has a list for each column, as a file on a single line may."""
+    return any(
+        all(f'"{name}"'.encode() in line for name in candidate.columns)
+        for candidate in FORMATS
+        if candidate.lists_by_field
+    )
+
+
+def _frame_of_lists(path: Path) -> DataFrame:
+    """The rows of a JSON object that has a list for each column, in order of time.
+
+    Raises:
+        InputError: it is of no format that has that, or its lists are of different lengths.
+    """
+    import pandas as pd
+
+    document = read_json(path)
+    names = document.keys() if isinstance(document, dict) else ()
+    trace_format = format_of(names)
+    if trace_format is None or not trace_format.lists_by_field:
+        raise InputError(
+            "is no trace: JSON has a row on each line, or is a result of vLLM", path=path
+        )
+    columns = {name: document[name] for name in trace_format.all_columns if name in document}
+    if not all(isinstance(column, list) for column in columns.values()):
+        raise InputError(f"{', '.join(columns)} must be lists", path=path)
+    if len({len(column) for column in columns.values()}) > 1:
+        raise InputError(f"{', '.join(columns)} must be lists of one length", path=path)
+    frame = pd.DataFrame(columns)
+    timestamp = next(name for name, ours in trace_format.columns.items() if ours == TIMESTAMP)
+    return frame.sort_values(timestamp, kind="stable", ignore_index=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +234,8 @@ class _Piece:
         input_tokens: of each row; None where the file gives classes instead.
         output_tokens: the same.
         request_counts: requests that each row stands for; None: one.
+        prefix_hashes: of each row, from the begin of its input; None: not stated.
+        num_failed: rows that are left out.
     """
 
     time_s: FloatArray
@@ -160,19 +243,34 @@ class _Piece:
     input_tokens: IntArray | None
     output_tokens: IntArray | None
     request_counts: FloatArray | None
+    prefix_hashes: Sequence[object] | None = None
+    num_failed: int = 0
 
 
 class _Rows:
-    """The rows of a file, put together from pieces without ever being in memory twice."""
+    """The rows of a file, put together from pieces without ever being in memory twice.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        time_unit: of its timestamps; None: as its format has it.
+    """
+
+    def __init__(self, path: Path, time_unit: str | None) -> None:
         self._path = path
+        self._time_unit = time_unit
+        self._format = OWN
         self._names: WrittenNames = {}
         self._length = 0
+        self._num_read = 0
+        self._num_failed = 0
+        self._last_s: float | None = None
+        self._has_numbers = False
+        self._seen_blocks: set[object] = set()
         self._time_s = np.empty(0, np.float64)
         self._class_index = np.empty(0, np.uint8)
         self._input_tokens = np.empty(0, np.int32)
         self._output_tokens = np.empty(0, np.int32)
+        self._cached_tokens = np.empty(0, np.int32)
         self._request_counts = np.empty(0, np.float64)
 
     def __len__(self) -> int:
@@ -181,7 +279,12 @@ class _Rows:
     @property
     def request_counts(self) -> FloatArray | None:
         """Requests that each row stands for; None: one."""
-        return self._request_counts if _REQUESTS in self._names else None
+        return self._request_counts if REQUESTS in self._names else None
+
+    @property
+    def has_unstated_unit(self) -> bool:
+        """Whether timestamps are numbers whose unit neither the format nor the user says."""
+        return self._has_numbers and not (self._time_unit or self._format.time_unit)
 
     def append(self, frame: DataFrame) -> None:
         """Check and add some rows.
@@ -189,21 +292,45 @@ class _Rows:
         Raises:
             InputError: a column or a row is refused, or there are too many rows.
         """
-        self._names = self._names or _named_columns(frame.columns, self._path)
-        frame.columns = list(self._names)
+        if not self._names:
+            self._format = format_of(frame.columns) or OWN
+            self._names = _named_columns(frame.columns, self._format, self._path)
+        frame.columns = [self._format.our_name(name.strip()) for name in frame.columns]
         if frame.empty:
             return
-        previous_s = self._time_s[-1] if self._length else None
-        first_line = self._length + 2  # the header is the first
-        piece = _PieceReader(frame, self._names, self._path, first_line).read(previous_s)
-        self._length += len(frame)
+        first_line = self._num_read + (1 if PREFIX_HASHES in self._names else 2)
+        reader = _PieceReader(frame, self._names, self._format, self._path, first_line)
+        piece = reader.read(self._last_s, self._time_unit)
+        self._has_numbers = reader.has_numbers
+        self._num_read += len(frame)
+        self._num_failed += piece.num_failed
+        if not len(piece.time_s):
+            return
+        self._last_s = float(piece.time_s[-1])
+        self._length += len(piece.time_s)
         self._extend(self._time_s, piece.time_s)
         self._extend(self._class_index, piece.class_index)
         self._extend(self._input_tokens, piece.input_tokens)
         self._extend(self._output_tokens, piece.output_tokens)
         self._extend(self._request_counts, piece.request_counts)
+        self._extend(self._cached_tokens, self._cached(piece))
         if self._length > _MAX_REQUESTS:
             raise InputError(f"has more than {_MAX_REQUESTS} rows", path=self._path)
+
+    def _cached(self, piece: _Piece) -> IntArray | None:
+        """Tokens of each input that begin as an earlier one does, by whole blocks."""
+        if piece.prefix_hashes is None or piece.input_tokens is None:
+            return None
+        cached = np.zeros(len(piece.time_s), dtype=np.int32)
+        for row, hashes in enumerate(piece.prefix_hashes):
+            blocks = hashes if isinstance(hashes, list) else []
+            for block in blocks:
+                if block not in self._seen_blocks:
+                    break
+                cached[row] += self._format.block_tokens
+            self._seen_blocks.update(blocks)
+        at_most: IntArray = np.minimum(cached, piece.input_tokens - 1)  # one token is always run
+        return at_most
 
     def _extend(
         self, column: npt.NDArray[AnyScalar], values: npt.NDArray[AnyScalar] | None
@@ -222,27 +349,30 @@ class _Rows:
             class_index=self._class_index,
             input_tokens=self._input_tokens if has_lengths else None,
             output_tokens=self._output_tokens if has_lengths else None,
+            cached_tokens=self._cached_tokens if len(self._cached_tokens) else None,
+            num_failed=self._num_failed,
         )
 
 
-def _named_columns(columns: Iterable[str], path: Path) -> WrittenNames:
-    """The columns of a file by our names for them, which are foreign or ours in the file."""
+def _named_columns(columns: Iterable[str], trace_format: TraceFormat, path: Path) -> WrittenNames:
+    """The columns of a file by our names for them."""
     names: dict[str, str] = {}
     for written in map(str.strip, columns):
-        name = _OUR_NAMES.get(written.lower(), written.lower())
+        name = trace_format.our_name(written)
         if name in names:
             raise InputError(f"column {written!r} is there twice", path=path, line=1)
         names[name] = written
+    known = [*_COLUMNS, *all_names()]
     for name, written in names.items():
-        if name not in _COLUMNS:
-            refuse_slip(written, (*_COLUMNS, *_FOREIGN_NAMES), path, 1)
+        if name not in _COLUMNS and written not in known:
+            refuse_slip(written, known, path, 1)
     header = f"its first line is {shown(','.join(names.values()))}"
     needed = f"a column class, or both {' and '.join(_LENGTHS)} (or as Azure names them)"
-    if _TIMESTAMP not in names:
+    if TIMESTAMP not in names:
         raise InputError(
             f"has no column timestamp; it needs that and {needed}; {header}", path=path, line=1
         )
-    if _CLASS not in names and not names.keys() >= set(_LENGTHS):
+    if CLASS not in names and not names.keys() >= set(_LENGTHS):
         raise InputError(f"needs {needed}; {header}", path=path, line=1)
     return names
 
@@ -253,33 +383,65 @@ class _PieceReader:
     Args:
         frame: the rows, numbers as such and all else as text; columns by our names.
         names: the columns as the file writes them.
+        trace_format: of the file.
         path: of the file.
         first_line: of the rows in the file.
     """
 
-    def __init__(self, frame: DataFrame, names: WrittenNames, path: Path, first_line: int) -> None:
-        self._frame, self._names = frame, names
+    def __init__(
+        self,
+        frame: DataFrame,
+        names: WrittenNames,
+        trace_format: TraceFormat,
+        path: Path,
+        first_line: int,
+    ) -> None:
+        self._frame, self._names, self._format = frame, names, trace_format
         self._path, self._first_line = path, first_line
+        #: Whether timestamps are numbers.
+        self.has_numbers = False
 
-    def read(self, previous_s: float | None) -> _Piece:
+    def read(self, previous_s: float | None, time_unit: str | None) -> _Piece:
         """The rows as arrays.
 
         Args:
             previous_s: time of the row before; None if there is none.
+            time_unit: of timestamps; None: as the format has it.
 
         Raises:
             InputError: a cell is blank or wrong, or time runs backwards or stands still.
         """
         self._refuse_blanks()
-        time_s = self._times()
-        self._refuse_gaps(time_s, previous_s)
-        request_counts = self._numbers(_REQUESTS) if _REQUESTS in self._frame else None
-        if _CLASS in self._frame:
+        time_s = self._times(time_unit)
+        self._refuse_gaps(time_s, previous_s, time_unit)
+        request_counts = self._numbers(REQUESTS) if REQUESTS in self._frame else None
+        if CLASS in self._frame:
             return _Piece(time_s, self._classes(), None, None, request_counts)
-        input_tokens = self._token_counts(_INPUT_TOKENS)
-        output_tokens = self._token_counts(_OUTPUT_TOKENS)
-        class_index = classify_requests(input_tokens, output_tokens)
-        return _Piece(time_s, class_index, input_tokens, output_tokens, request_counts)
+        answered = np.flatnonzero(~self._failed())
+        input_tokens = self._token_counts(INPUT_TOKENS)[answered]
+        output_tokens = self._token_counts(OUTPUT_TOKENS)[answered]
+        prefix_hashes = None
+        if PREFIX_HASHES in self._frame:
+            prefix_hashes = list(self._frame[PREFIX_HASHES].iloc[answered])
+        return _Piece(
+            time_s[answered],
+            classify_requests(input_tokens, output_tokens),
+            input_tokens,
+            output_tokens,
+            None if request_counts is None else request_counts[answered],
+            prefix_hashes=prefix_hashes,
+            num_failed=len(time_s) - len(answered),
+        )
+
+    def _failed(self) -> npt.NDArray[np.bool_]:
+        """Which rows are requests that failed when they were recorded."""
+        failed = np.zeros(len(self._frame), dtype=bool)
+        if self._format.no_output_is_failure:
+            failed |= self._numbers(OUTPUT_TOKENS) == 0
+        if ERROR in self._frame:
+            errors = self._frame[ERROR]
+            failed |= (errors.notna() & (errors.astype(str) != "")).to_numpy()
+        return failed
 
     def _refuse(self, is_bad: npt.ArrayLike, column: str, complaint: str) -> None:
         """Refuse the first row that is bad; `complaint` may name its cell as {cell}."""
@@ -299,49 +461,56 @@ class _PieceReader:
 
     def _refuse_blanks(self) -> None:
         for column in self._names:
-            if column in _COLUMNS:
+            if column in _COLUMNS and column not in _MAY_BE_BLANK:
                 self._refuse(
                     self._frame[column].isna(), column, "is blank; the table must have no holes"
                 )
 
-    def _times(self) -> FloatArray:
+    def _times(self, time_unit: str | None) -> FloatArray:
         """The column timestamp in seconds."""
         import pandas as pd
 
-        column = self._frame[_TIMESTAMP]
+        column = self._frame[TIMESTAMP]
         if pd.api.types.is_numeric_dtype(column):
-            time_s: FloatArray = column.to_numpy(np.float64, copy=True)
+            self.has_numbers = True
+            unit_s = TIME_UNITS[time_unit or self._format.time_unit or "s"]
+            time_s: FloatArray = column.to_numpy(np.float64, copy=True) * unit_s
             self._refuse(
                 ~((time_s >= 0) & (time_s < _MAX_TIMESTAMP_S)),
-                _TIMESTAMP,
-                "must be seconds from 0 up, not {cell}, which may be milliseconds",
+                TIMESTAMP,
+                "must be seconds from 0 up, not {cell}, which may be milliseconds: "
+                "say --time-unit ms if it is",
             )
             return time_s
         dates = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
         self._refuse(
             dates.isna(),
-            _TIMESTAMP,
+            TIMESTAMP,
             "must be seconds from 0 up, or a time as in 2026-11-16T09:00:00, not {cell}",
         )
         dates_us = dates.dt.tz_localize(None).to_numpy("datetime64[us]")
         since_1970_s: FloatArray = dates_us.astype(np.int64) / 1e6
         return since_1970_s
 
-    def _refuse_gaps(self, time_s: FloatArray, previous_s: float | None) -> None:
+    def _refuse_gaps(
+        self, time_s: FloatArray, previous_s: float | None, time_unit: str | None
+    ) -> None:
         """Refuse times that run backwards and, where rows are requests, long silences."""
         gaps_s = np.diff(time_s, prepend=time_s[0] if previous_s is None else previous_s)
         self._refuse(
             gaps_s < 0,
-            _TIMESTAMP,
+            TIMESTAMP,
             "comes before the line above it ({cell}); sort the trace by time",
         )
-        if _REQUESTS in self._frame:
+        if REQUESTS in self._frame:
             return
+        is_stated = time_unit or self._format.time_unit or not self.has_numbers
+        unit = "" if is_stated else "; if timestamps are milliseconds, say --time-unit ms"
         self._refuse(
             gaps_s > _MAX_SILENCE_S,
-            _TIMESTAMP,
+            TIMESTAMP,
             f"the trace has a gap: no request for {gaps_s.max():.0f} s before {{cell}}; cut it "
-            "there, or give counts in a column requests, 0 where there are none",
+            f"there, or give counts in a column requests, 0 where there are none{unit}",
         )
 
     def _numbers(self, column: str) -> FloatArray:
@@ -366,10 +535,10 @@ class _PieceReader:
     def _classes(self) -> ClassIndices:
         import pandas as pd
 
-        indices = pd.Index(CLASSES).get_indexer(self._frame[_CLASS])
+        indices = pd.Index(CLASSES).get_indexer(self._frame[CLASS])
         self._refuse(
             indices < 0,
-            _CLASS,
+            CLASS,
             f"there is no class {{cell}}; the classes are {', '.join(CLASSES)} (input then output)",
         )
         class_index: ClassIndices = indices.astype(np.uint8)
@@ -426,6 +595,6 @@ def _row_step_s(time_s: FloatArray, different_s: FloatArray, path: Path) -> floa
             f"though rows are {step_s:g} s apart; add a row with 0 requests for every such step",
             path=path,
             line=int(np.searchsorted(time_s, gap_end_s)) + 2,
-            column=_TIMESTAMP,
+            column=TIMESTAMP,
         )
     return step_s
