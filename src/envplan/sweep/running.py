@@ -183,6 +183,10 @@ def journal_of(output: AnyPath) -> Path:
     return Path(f"{os.fspath(output)}.journal")
 
 
+#: Sweeps that these releases began are gone on with; their rows hold, and `--fresh` plans anew.
+_EARLIER_RELEASES: Final = ("0.1.0",)
+
+
 @dataclass
 class _Agenda:
     """The points of a sweep, done and to be computed; each has a row or is in a group.
@@ -278,9 +282,12 @@ def _agenda(config: SweepConfig, book: Journal) -> _Agenda:
             agenda.finish(position, failed_row(point, None, str(profile)))
             continue
         completed = _completed(point, profile)
-        task = Task(position, _key(completed, profile), completed)
-        if task.key in book.rows:
-            agenda.finish(position, book.rows[task.key])
+        task = Task(position, _key(completed, profile, version("envplan")), completed)
+        row = book.rows.get(task.key)
+        for release in _EARLIER_RELEASES:
+            row = row or book.rows.get(_key(completed, profile, release))
+        if row is not None:
+            agenda.finish(position, row)
             agenda.resumed += 1
         else:
             agenda.add(task, profile)
@@ -316,13 +323,13 @@ def _completed(point: Point, profile: Profile) -> Point:
     )
 
 
-def _key(point: Point, profile: Profile) -> str:
+def _key(point: Point, profile: Profile, release: str) -> str:
     """A hash of all that decides a point's outcome.
 
-    That is the version of envplan, the profile, what the point says, and what the profile's sidecar
-    says of the job besides.
+    That is the version of envplan that planned it, the profile, what the point says, and what the
+    profile's sidecar says of the job besides.
     """
-    document = [version("envplan"), profile.sha256, point.model_dump(exclude_defaults=True)]
+    document = [release, profile.sha256, point.model_dump(exclude_defaults=True)]
     if profile.metadata.job != Workload():
         document.append(asdict(profile.metadata.job))
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

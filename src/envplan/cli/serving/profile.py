@@ -9,20 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from envplan.cli import output as ui
+from envplan.cli.invocation import invocation
 from envplan.cli.serving.service import ServiceOptions
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import Column
-from envplan.cli.types import OPTIONAL_FILE, OutputFile, quantity
-from envplan.quantities import NUMBER
+from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, quantity
+from envplan.quantities import COUNT, NUMBER
 
 if TYPE_CHECKING:
+    from envplan.serving.identify.sweep_files import SweepFacts
     from envplan.serving.profile import Efficiency, ServingProfile
+
+#: A panel of `--help`.
+SWEEP: Final = "Sweep"
 
 _J_PER_WH: Final = 3600.0
 
 
 def profile(
     service: ServiceOptions,
+    *,
     load: Annotated[
         float,
         typer.Option(
@@ -43,6 +49,44 @@ def profile(
             parser=OutputFile(".png", ".svg", ".pdf", bare="serving-profile.png"),
         ),
     ] = None,
+    from_sweep: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar="FILE",
+            help="Make the profile from benchmarks of your own, instead of PROFILE: results of "
+            "`vllm bench serve` or `sglang.bench_serving`, or a table of aiconfigurator or "
+            "InferenceX.",
+            show_default=False,
+        ),
+        InputFile(),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=SWEEP, metavar="NAME", help="Language model of the sweep."),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=SWEEP, metavar="NAME", help="GPU of the sweep, as in h100."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=SWEEP, metavar="NAME", help="Engine, as in vllm."),
+    ] = None,
+    tp: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=SWEEP,
+            metavar="N",
+            help="GPUs of an instance, where the file does not say.",
+            show_default=False,
+            parser=quantity(COUNT.within(1, 8)),
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=SWEEP, metavar="NAME", help="Of the weights, as in fp8."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -50,7 +94,7 @@ def profile(
             "--output",
             rich_help_panel=OUTPUT,
             metavar="FILE",
-            help="Write the profile there: .csv.",
+            help="Write the profile there: .csv; with --from-sweep serving-profile.csv by default.",
             parser=OutputFile(".csv"),
         ),
     ] = None,
@@ -64,18 +108,50 @@ def profile(
       envplan serving profile
       envplan serving profile h100-llama2-70b -o my.csv
       envplan serving profile my.csv --load 1000 --plot
+      envplan serving profile --from-sweep bench.jsonl --gpu h100 --tp 4
     """
     from envplan.plotting.serving import serving_profile_figure
+    from envplan.serving.identify.sweep_files import SweepFacts
+    from envplan.serving.profile import ServingProfile
 
-    profile = service.serving_profile
-    if output is not None:
-        profile.save_copy(output)
+    if from_sweep is not None:
+        facts = SweepFacts(model=model, gpu=gpu, engine=engine, tp=tp, precision=precision)
+        made = output
+        if made is None:
+            made = Path("serving-profile.csv")
+            invocation().will_write(made)
+        _make_profile(from_sweep, facts, made)
+        profile = ServingProfile.read_csv(made).with_slos(
+            dict(service.slo or []), service.slo_scale
+        )
+    else:
+        profile = service.serving_profile
+        if output is not None:
+            profile.save_copy(output)
     ui.draw(plot, lambda: serving_profile_figure(profile, load))
     efficiencies = profile.efficiencies(load)
     ui.answer(
         lambda: _document(profile, load, efficiencies),
         lambda: _print(profile, load, efficiencies),
         next_command=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
+    )
+
+
+def _make_profile(sweep_file: Path, facts: SweepFacts, output: Path) -> None:
+    """Fit a sweep, write its profile, and say how well it fits."""
+    from envplan.serving.identify.build import fit_sweep, save_profile
+    from envplan.serving.identify.factors import shipped_factors
+    from envplan.serving.identify.sweep_files import read_sweep, rows_of_one_profile
+
+    rows = rows_of_one_profile(read_sweep(sweep_file, facts), facts, sweep_file)
+    factors = shipped_factors()
+    sweep = fit_sweep(rows, factors)
+    save_profile(sweep, factors, output, sweep_file.name)
+    ui.warn(
+        f"{output} is identified from {len(rows)} results: rms error "
+        f"{100 * sweep.token_interval_error:.1f}% of times between tokens, "
+        f"{100 * sweep.first_token_error:.1f}% of times to the first token; its power, and what "
+        "lower clocks do, are of other measurements"
     )
 
 

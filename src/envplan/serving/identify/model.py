@@ -1,0 +1,121 @@
+"""Times of any benchmark row, by factors of what is known about its engine, GPU and model.
+
+Two fits follow each other. The general one has few factors: of each engine, of each engine on each
+GPU, and of each model. It predicts what nobody measured. Rows of the same software on the same kind
+of GPU then get factors of their own around these, and each of their parallelisms around those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from envplan.serving.classes import FloatArray
+from envplan.serving.identify.benchmark import Benchmark
+from envplan.serving.identify.fit import Level, fit_factors, grouped
+from envplan.serving.identify.terms import first_token_terms, step_terms
+
+#: Spreads of logarithms of factors (fit.Level): chosen by the rows that tools/serving keeps aside.
+_ENGINE_SPREAD: Final = 0.3
+_ENGINE_ON_GPU_SPREAD: Final = 0.15
+_MODEL_SPREAD: Final = 0.1
+_MODEL_COMMON_SPREAD: Final = 0.2
+_SOFTWARE_IN_GENERAL_COMMON_SPREAD: Final = 0.25
+_SOFTWARE_SPREAD: Final = 1.0
+_SOFTWARE_COMMON_SPREAD: Final = 0.3
+_PARALLELISM_SPREAD: Final = 0.3
+_PARALLELISM_COMMON_SPREAD: Final = 0.2
+_GENERAL_NOISE: Final = 0.12
+INTERVAL_NOISE: Final = 0.06
+_FIRST_TOKEN_NOISE: Final = 0.08
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Times of some rows, and the factors that they follow from.
+
+    Attributes:
+        token_interval_s: time between tokens, (rows,).
+        first_token_s: time to the first token, (rows,).
+        step_factors: of the terms of the former, (rows, terms).
+        first_token_factors: of the terms of the latter, (rows, terms).
+    """
+
+    token_interval_s: FloatArray
+    first_token_s: FloatArray
+    step_factors: FloatArray
+    first_token_factors: FloatArray
+
+
+def predict(rows: Sequence[Benchmark]) -> Prediction:
+    """Times of all rows, fitted to those that state what was measured."""
+    terms = step_terms(rows)
+    measured_s = _measured([row.token_interval_s for row in rows])
+    step_factors = _factors(rows, terms, measured_s, INTERVAL_NOISE)
+    token_interval_s = (terms * step_factors).sum(axis=1)
+    terms = first_token_terms(rows, token_interval_s)
+    measured_s = _measured([row.first_token_s for row in rows])
+    first_token_factors = _factors(rows, terms, measured_s, _FIRST_TOKEN_NOISE)
+    first_token_s = (terms * first_token_factors).sum(axis=1)
+    return Prediction(token_interval_s, first_token_s, step_factors, first_token_factors)
+
+
+def _measured(times_s: Sequence[float | None]) -> FloatArray:
+    return np.array([np.nan if time_s is None else time_s for time_s in times_s])
+
+
+def _factors(
+    rows: Sequence[Benchmark], terms: FloatArray, measured_s: FloatArray, noise: float
+) -> FloatArray:
+    general = general_factors(rows, terms, measured_s)
+    factors = np.empty_like(general)
+    software = grouped([row.software for row in rows])
+    for number in range(int(software.max()) + 1):
+        members = np.flatnonzero(software == number)
+        factors[members] = fit_factors(
+            terms[members],
+            measured_s[members],
+            own_levels([rows[int(member)] for member in members]),
+            centre=np.log(general[members]),
+            noise=noise,
+        )
+    return factors
+
+
+def general_factors(
+    rows: Sequence[Benchmark], terms: FloatArray, measured_s: FloatArray
+) -> FloatArray:
+    """Factors of each row's terms that follow from its engine, GPU and model, (rows, terms).
+
+    Args:
+        rows: the benchmarks.
+        terms: of each, s, (rows, terms).
+        measured_s: of each; NaN where it is not known.
+    """
+    return fit_factors(terms, measured_s, _general_levels(rows), noise=_GENERAL_NOISE)
+
+
+def _general_levels(rows: Sequence[Benchmark]) -> list[Level]:
+    engines = grouped([(row.engine, row.disaggregated) for row in rows])
+    engines_on_gpu = grouped([(row.engine, row.disaggregated, row.gpu.key) for row in rows])
+    models = grouped([row.model.key for row in rows])
+    software = grouped([row.software for row in rows])
+    return [
+        Level(engines, _ENGINE_SPREAD),
+        Level(engines_on_gpu, _ENGINE_ON_GPU_SPREAD),
+        Level(models, _MODEL_SPREAD, _MODEL_COMMON_SPREAD),
+        Level(software, 0.0, _SOFTWARE_IN_GENERAL_COMMON_SPREAD),
+    ]
+
+
+def own_levels(rows: Sequence[Benchmark]) -> list[Level]:
+    """Groups of rows of the same software on the same kind of GPU."""
+    everything = np.zeros(len(rows), dtype=np.intp)
+    parallelisms = grouped([row.parallelism for row in rows])
+    return [
+        Level(everything, _SOFTWARE_SPREAD, _SOFTWARE_COMMON_SPREAD),
+        Level(parallelisms, _PARALLELISM_SPREAD, _PARALLELISM_COMMON_SPREAD),
+    ]

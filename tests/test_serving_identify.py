@@ -1,0 +1,169 @@
+"""Serving profiles from benchmarks: factors are found again, files of several tools are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import envplan
+from envplan.errors import InputError
+from envplan.serving.builtin import builtin_profiles
+from envplan.serving.identify.catalogue import language_model, serving_gpu
+from envplan.serving.identify.fit import Level, fit_factors
+from envplan.serving.identify.sweep_files import SweepFacts, read_sweep, rows_of_one_profile
+from envplan.serving.performance import Configuration
+from envplan.serving.profile import ServingProfile
+
+MODEL = "meta-llama/Llama-3.1-70B-Instruct"
+NEW_PROFILES = [
+    "b200-deepseek-r1",
+    "b200-llama-3.1-70b",
+    "h100-gpt-oss-120b",
+    "h100-llama-3.1-70b",
+    "h100-qwen3-32b",
+    "h200-deepseek-r1",
+    "h200-gpt-oss-120b",
+]
+
+
+def vllm_result(concurrency: int, ttft_ms: float, tpot_ms: float) -> dict[str, object]:
+    return {
+        "model_id": MODEL,
+        "backend": "vllm",
+        "max_concurrency": concurrency,
+        "completed": 10,
+        "total_input_tokens": 10240,
+        "total_output_tokens": 10240,
+        "median_ttft_ms": ttft_ms,
+        "median_tpot_ms": tpot_ms,
+    }
+
+
+#: Llama-3.1-70B in fp8 on 4 H100, 1,024 tokens in and out (rows of aiconfigurator's table).
+LOADS = [(4, 80.5, 11.8), (8, 96.3, 12.1), (16, 121.4, 13.2), (32, 174.8, 16.5)]
+
+
+def sweep_file(folder: Path) -> Path:
+    path = folder / "bench.jsonl"
+    path.write_text("".join(json.dumps(vllm_result(*load)) + "\n" for load in LOADS))
+    return path
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    factors=st.lists(st.floats(0.4, 2.5), min_size=2, max_size=3), seed=st.integers(0, 2**32 - 1)
+)
+def test_factors_that_made_the_times_are_found_again(factors: list[float], seed: int) -> None:
+    terms = np.random.default_rng(seed).uniform(0.01, 1.0, size=(60, len(factors)))
+    times_s = terms @ np.array(factors)
+    level = Level(np.zeros(60, dtype=np.intp), spread=3.0)
+    found = fit_factors(terms, times_s, [level], centre=np.zeros(len(factors)), noise=0.01)
+    assert (terms * found).sum(axis=1) == pytest.approx(times_s, rel=0.01)
+    assert found[0] == pytest.approx(factors, rel=0.05)
+
+
+def test_a_group_that_nobody_measured_has_the_factors_of_the_level_above() -> None:
+    random = np.random.default_rng(1)
+    terms = random.uniform(0.1, 1.0, size=(40, 2))
+    measured_s = (terms * [2.0, 0.5]).sum(axis=1)
+    measured_s[30:] = np.nan
+    group = np.repeat([0, 1], [30, 10]).astype(np.intp)
+    found = fit_factors(terms, measured_s, [Level(group, spread=0.01)], noise=0.01)
+    assert found[35] == pytest.approx(found[0], rel=0.05)
+
+
+def test_one_row_that_contradicts_all_others_moves_nothing() -> None:
+    terms = np.random.default_rng(2).uniform(0.1, 1.0, size=(40, 2))
+    measured_s = (terms * [2.0, 0.5]).sum(axis=1)
+    measured_s[7] *= 20
+    level = Level(np.zeros(40, dtype=np.intp), spread=2.0)
+    found = fit_factors(terms, measured_s, [level], centre=np.zeros(2), noise=0.02)
+    assert found[0] == pytest.approx([2.0, 0.5], rel=0.05)
+
+
+def test_results_of_vllm_and_sglang_need_what_they_do_not_say(tmp_path: Path) -> None:
+    path = sweep_file(tmp_path)
+    with pytest.raises(InputError, match=r":1: the file does not say tp: give it with --tp"):
+        read_sweep(path)
+    rows = read_sweep(path, SweepFacts(gpu="h100", tp=4, precision="fp8"))
+    assert [row.concurrency for row in rows] == [4, 8, 16, 32]
+    assert rows[0].token_interval_s == pytest.approx(0.0118)
+    fields = vllm_result(*LOADS[0])
+    del fields["model_id"]
+    path.write_text(json.dumps(fields))
+    row = read_sweep(path, SweepFacts(model="qwen3-32b", gpu="H100", tp=1))[0]
+    assert (row.engine, row.precision, row.input_tokens) == ("sglang", "bf16", 1024)
+
+
+def test_tables_of_several_models_are_narrowed_down(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    header = "backend,model_path,system,precision,mode,isl,osl,concurrency,tp_size,ttft_ms,tpot_ms"
+    rows = [
+        f"vllm,{MODEL},h100_sxm,fp8,agg,1024,1024,4,4,80,11.8",
+        "vllm,Qwen/Qwen3-32B,h100_sxm,fp8,agg,1024,1024,4,1,90,14",
+    ]
+    path.write_text("\n".join([header, *rows]) + "\n")
+    with pytest.raises(InputError, match="2 combinations of model, GPU, engine and precision"):
+        rows_of_one_profile(read_sweep(path), SweepFacts(), path)
+    facts = SweepFacts(model="qwen3-32b")
+    assert len(rows_of_one_profile(read_sweep(path, facts), facts, path)) == 1
+    path.write_text("\n".join([header, rows[0].replace("80,", "-1,")]) + "\n")
+    with pytest.raises(InputError, match=":2: "):
+        read_sweep(path)
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="is no sweep that envplan knows"):
+        read_sweep(path)
+
+
+def test_a_result_of_inferencex_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "agg.json"
+    result = {
+        "hw": "h200-nb", "model": "openai/gpt-oss-120b", "framework": "vllm", "precision": "fp4",
+        "conc": 8, "tp": 2, "isl": 1024, "osl": 1024, "median_ttft": 0.05, "median_tpot": 0.005,
+    }  # fmt: skip
+    path.write_text(json.dumps([result]))
+    row = read_sweep(path)[0]
+    assert (row.pair, row.num_gpus) == (("gpt-oss-120b", "h200"), 2)
+
+
+def test_unknown_models_and_gpus_name_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"llama-3\.1-70b"):
+        language_model("llama-3.1-71b")
+    with pytest.raises(InputError, match="there is no GPU for serving"):
+        serving_gpu("tpu")
+
+
+def test_a_profile_of_ones_own_sweep_has_its_times(tmp_path: Path) -> None:
+    arguments = ("--gpu", "h100", "--tp", "4", "--precision", "fp8", "-o", "mine.csv", "--json")
+    sweep_file(tmp_path)
+    run = envplan("serving", "profile", "--from-sweep", "bench.jsonl", *arguments, cwd=tmp_path)
+    assert run.code == 0, run.err
+    assert "is identified from 4 results" in run.err
+    performance = ServingProfile.read_csv(tmp_path / "mine.csv").performance
+    highest = performance[Configuration(4, 1980)]
+    # Steps at concurrency 4, without the share of the others' prompts: 11.8 ms were measured.
+    context_s = float(highest.context_s_at(4 * 1536))
+    assert float(highest.step_s_at(4)) + context_s == pytest.approx(0.0115, rel=0.1)
+
+
+@pytest.mark.parametrize("name", NEW_PROFILES)
+def test_the_built_in_profiles_of_todays_models_hold_together(name: str) -> None:
+    profile = ServingProfile.builtin(name)
+    assert profile.source == "identified"
+    assert profile.max_context_tokens
+    assert profile.kv_bytes_per_token
+    for (tp, _), performance in profile.performance.items():
+        assert (np.diff(performance.step_s) > 0).all()
+        assert (np.diff(performance.prompt_s) >= 0).all()
+        assert performance.step_w.max() <= tp * 1000
+        assert performance.context_token_s > 0
+    assert profile.curves
+
+
+def test_the_list_of_built_in_profiles_has_todays_models() -> None:
+    assert set(NEW_PROFILES) < set(builtin_profiles())
