@@ -20,7 +20,7 @@ from envplan.profile import Profile
 from envplan.simulation.chrome_trace import save_chrome_trace
 from envplan.simulation.iteration import Timeline, simulate
 from envplan.solve import trace_frontier
-from envplan.units import ENERGY_UNITS_PER_J, s_from_ns
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W, s_from_ns
 from strategies import dags, pipelines, profiles
 
 POWER = 70.0
@@ -245,7 +245,7 @@ def test_noise_has_the_mean_and_spread_it_says_and_leaves_power_as_it_is() -> No
     ratios = times_ns / 1e9 / true
     assert ratios.mean() == pytest.approx(1, abs=0.01)
     assert ratios.std() == pytest.approx(0.1, rel=0.1)
-    assert timeline.replay.energies_10fj / times_ns == pytest.approx(300e6)
+    assert timeline.replay.energies_10fj / times_ns == pytest.approx(300 * POWER_UNITS_PER_W)
 
 
 def test_an_operation_is_split_where_its_clock_changes() -> None:
