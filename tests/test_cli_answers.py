@@ -90,7 +90,7 @@ apply --devices 0,a | --devices must be numbers separated by commas
 apply --devices 1,1 | twice
 apply --format yaml | envplan, zeus, csv, power-limits or job-power, not yaml
 apply --clocks 100-200:10 | 1740 MHz | highest clock of the GPU is 200 MHz
-apply --gpu b9000 | 'b9000' | did you mean b200
+apply --gpu b9000 | 'b9000' | did you mean b300 or b200
 apply --gpu v100 | 1740 MHz | 1530 MHz
 apply --backend amd | --backend must be nvml
 apply --backend nvml --gpu a40 | leave out

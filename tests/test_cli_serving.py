@@ -236,7 +236,7 @@ def test_a_policy_that_cannot_run_is_left_out(tmp_path: Path) -> None:
 
 def test_requests_that_no_fleet_can_answer_in_time_are_told(tmp_path: Path) -> None:
     rows = [f"{k},{100_000 if k % 10 == 0 else 100},50" for k in range(100)]
-    trace_of(tmp_path, *rows, header="arrived_at,prompt_size,token_size")
+    trace_of(tmp_path, *rows, header="arrival_timestamp,prompt_size,token_size")
     ran = inside("simulate", "--trace", "trace.csv", "--json")
     assert "10 of 100 requests (10%) miss their SLOs on any fleet" in ran.err
     assert json.loads(ran.out)["requests_hopeless"] == 10
@@ -250,7 +250,7 @@ def test_requests_longer_than_the_model_takes_or_memory_holds_are_named(tmp_path
     path = tmp_path / "small.csv"
     write_profile(path, lines, kv_tokens={"2": 5000}, max_context_tokens=8192)
     rows = [f"{k},{100 + 2000 * k},50" for k in range(6)]
-    trace_of(tmp_path, *rows, header="arrived_at,prompt_size,token_size")
+    trace_of(tmp_path, *rows, header="arrival_timestamp,prompt_size,token_size")
     scheduled = ("--scheduler", "fcfs", "--chunk", "512")
     ran = inside("simulate", str(path), "--trace", "trace.csv", "--json", *scheduled)
     assert "1 request longer than the 8192 tokens that the model takes: not served" in ran.err

@@ -234,7 +234,7 @@ def test_modelled_gpu_uses_energy_as_time_passes_and_says_when_its_limit_holds_i
 
 
 def test_unknown_backends_and_modelled_gpus_are_refused() -> None:
-    with pytest.raises(InputError, match="nvml, zeusd, modelled"):
+    with pytest.raises(InputError, match="nvml, zeusd, amdsmi, modelled"):
         backend("cuda")
     with pytest.raises(InputError, match="there is no modelled GPU 'a41'"):
         backend("modelled", gpu="a41")

@@ -159,7 +159,7 @@ def test_limits_go_from_solve_to_the_frequency_plan(
     says(checked, proved)
     says(checked, f"{len(plan.ladder)} slower plans in the ladder")
     says(done("simulate"), "time and energy are exactly what the plan states")
-    assert told("simulate")["peak_power_w"] <= (plan.target.peak_power_w or 1e9)
+    assert told("simulate")["peak_power_w"] <= (plan.target.peak_power_w or 1e9) + 1e-9
     done("simulate -q --replicas 4 --straggler 1.2")
     done("apply -q")
     applied = FrequencyPlan.load(folder / "run.freqplan.json")
@@ -304,9 +304,9 @@ SHORT = st.lists(
 
 @given(SHORT, SHORT, st.sampled_from([1.0, 30.0, 100.0]), st.integers(1, 9), ASKS)
 @example(
-    [(3, 227.5010943667841), (4, 79.41167437507684), (7, 134.91562183830887)],
-    [(8, 154.08470258056465), (9, 74.8106584042184)],
-    30.0,
+    [(3, 0.12209679312150479), (4, 0.033208192364903605), (7, 0.06782654178475364)],
+    [(8, 0.059131654623231916), (9, 0.03953606129149392)],
+    1.0,
     8,
     "start",
 )
@@ -325,18 +325,13 @@ def test_the_bound_less_its_allowance_holds_where_clocks_come_late(
             above = replay.energy_10fj - frontier.lower_bound_10fj(replay.makespan_ns)
             assert above >= -rounding_allowance_10fj(replay)
             below += above < 0
-    if (latency_ns, ask) == (8, "start") and forward[0] == (3, 227.5010943667841):
+    if (latency_ns, ask) == (8, "start") and forward[0] == (3, 0.12209679312150479):
         assert below  # so the allowance is needed
 
 
-@pytest.mark.parametrize(
-    ("name", "latency_s"),
-    [("sosp24-a100sxm-gpt3-175b-8stage", 0.02), ("h100-gpt3-175b-8stage", 0.015)],
-)
-def test_a_clock_asked_for_ahead_is_in_time_where_operations_last_longer_than_it_takes(
-    name: str, latency_s: float
-) -> None:
-    profile = Profile.builtin(name)
+def test_a_clock_asked_for_ahead_is_in_time_where_operations_last_longer_than_it_takes() -> None:
+    latency_s = 0.02
+    profile = Profile.builtin("sosp24-a100sxm-gpt3-175b-8stage")
     plan = trace_frontier(Pipeline("1f1b", 8, 24), profile).plan(slowdown=0.01)
     late = simulate(plan, profile, switch_latency=latency_s, ask="start")
     ahead = simulate(plan, profile, switch_latency=latency_s)

@@ -179,7 +179,8 @@ def gpu(key: str) -> ModelledGpu:
     for model in GPUS.values():
         if model.name.lower() == name:
             return model
-    raise InputError(f"there is no modelled GPU {key!r}{meant(key, [*GPUS, *ALIASES])}")
+    known = f"; known: {', '.join(GPUS)}"
+    raise InputError(f"there is no modelled GPU {key!r}{meant(key, [*GPUS, *ALIASES]) or known}")
 
 
 def _read_gpus() -> dict[str, ModelledGpu]:

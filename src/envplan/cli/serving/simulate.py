@@ -69,7 +69,7 @@ def simulate(
         ),
     ] = None,
 ) -> None:
-    """Replay a trace under one policy or on one fleet, request by request.
+    """Replay a trace under one policy or on one fleet, by request.
 
     Says how much energy the fleet uses, how many SLOs it meets, and how often it changes.
 
