@@ -8,8 +8,9 @@ import pytest
 
 from envplan.errors import InputError
 from envplan.serving import hierarchical_plan
-from envplan.serving.fixed_fleets import FixedFleet, FixedFleets
+from envplan.serving.fixed_fleets import FixedFleets, single_pool
 from envplan.serving.given_fleet import fleet_of_plan, parse_fleet, require_performance
+from envplan.serving.instances import Instances
 from envplan.serving.observed_trace import observe_trace
 from envplan.serving.performance import Configuration
 from envplan.serving.profile import ServingProfile
@@ -33,8 +34,8 @@ def test_a_policy_stands_beside_the_best_fixed_fleets_that_meet_as_many_slos(pas
     energies_j: dict[str, list[float]] = {"largest_tp": [], "highest_clock": [], "lower_clock": []}
     for configuration in PROFILE.performance:
         for count in range(1, 24 // configuration.tp + 1):
-            fleet = FixedFleet(configuration, count)
-            result = replay_fixed(str(fleet), fleet.fleet, observed, settings)
+            fleet = Instances(configuration, count)
+            result = replay_fixed(str(fleet), single_pool(fleet), observed, settings)
             if result.slo_attainment < as_many:
                 continue
             is_highest = configuration.frequency_mhz == observed.max_clock_mhz(configuration.tp)
@@ -109,5 +110,5 @@ def test_instances_that_the_profile_does_not_know_are_named() -> None:
 
 
 def test_a_fleets_name_is_how_it_is_written() -> None:
-    assert str(FixedFleet(Configuration(4, 1200), 3)) == "3xTP4@1200"
-    assert Path(str(FixedFleet(Configuration(4, 1200), 3))).name == "3xTP4@1200"
+    assert str(Instances(Configuration(4, 1200), 3)) == "3xTP4@1200"
+    assert Path(str(Instances(Configuration(4, 1200), 3))).name == "3xTP4@1200"

@@ -20,6 +20,7 @@ from pydantic import JsonValue
 from envplan.serving.classes import CLASSES
 from envplan.serving.fleet import Fleet, PoolSpec
 from envplan.serving.forecast import DemandForecast, first_windows
+from envplan.serving.instances import Instances
 from envplan.serving.observed_trace import ObservedTrace, past_end_s
 from envplan.serving.performance import Configuration
 from envplan.serving.pool_assignment import home_class
@@ -39,31 +40,16 @@ _WORSE_CLOCKS: Final = 2
 _MOST_ADDED: Final = 20
 
 
-class FixedFleet(NamedTuple):
-    """Alike instances at one clock, and how many."""
-
-    configuration: Configuration
-    num_instances: int
-
-    def __str__(self) -> str:
-        return f"{self.num_instances}xTP{self.configuration.tp}@{self.configuration.frequency_mhz}"
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all instances."""
-        return self.configuration.tp * self.num_instances
-
-    @property
-    def fleet(self) -> Fleet:
-        """One pool for everything."""
-        pool = PoolSpec(
-            home_class=home_class(CLASSES),
-            serves=frozenset(CLASSES),
-            tp=self.configuration.tp,
-            frequency_mhz=self.configuration.frequency_mhz,
-            num_instances=self.num_instances,
-        )
-        return Fleet({"pool": pool})
+def single_pool(instances: Instances) -> Fleet:
+    """The fleet of one pool, for everything, that alike instances make."""
+    pool = PoolSpec(
+        home_class=home_class(CLASSES),
+        serves=frozenset(CLASSES),
+        tp=instances.configuration.tp,
+        frequency_mhz=instances.configuration.frequency_mhz,
+        num_instances=instances.count,
+    )
+    return Fleet({"pool": pool})
 
 
 class SavingsSplit(NamedTuple):
@@ -168,14 +154,14 @@ class FixedFleets:
             lower_clock=self._best(lower, attainment),
         )
 
-    def _replay_fleet(self, fleet: FixedFleet) -> Simulation:
-        return replay_fixed(str(fleet), fleet.fleet, self._observed, self._settings)
+    def _replay_fleet(self, fleet: Instances) -> Simulation:
+        return replay_fixed(str(fleet), single_pool(fleet), self._observed, self._settings)
 
     def _find_best(
         self, configurations: Sequence[Configuration], attainment: float
     ) -> Simulation | None:
         """The fleet of least energy among some configurations; of each TP, clocks descend."""
-        energies_j: dict[FixedFleet, float] = {}
+        energies_j: dict[Instances, float] = {}
         for tp in self._observed.tps:
             worse, best_j, enough = 0, math.inf, self._estimate(tp)
             for configuration in configurations:
@@ -187,7 +173,7 @@ class FixedFleets:
                 energies_j[fleet] = self._energy_of(fleet)
                 worse = worse + 1 if energies_j[fleet] > best_j else 0
                 best_j = min(best_j, energies_j[fleet])
-                enough = fleet.num_instances
+                enough = fleet.count
         for fleet in sorted(energies_j, key=energies_j.__getitem__):
             simulation = self._that_holds(fleet, attainment)
             if simulation is not None:
@@ -196,7 +182,7 @@ class FixedFleets:
 
     def _fewest(
         self, configuration: Configuration, attainment: float, enough: int
-    ) -> FixedFleet | None:
+    ) -> Instances | None:
         """The fewest instances that meet so many SLOs on all samples; None if too many would.
 
         Args:
@@ -206,7 +192,7 @@ class FixedFleets:
         """
 
         def passes(count: int) -> bool:
-            fleet = FixedFleet(configuration, count)
+            fleet = Instances(configuration, count)
             return all(
                 self._serves(sample, fleet, _allowed(self._samples[sample], attainment))
                 for sample in range(len(self._samples))
@@ -218,27 +204,26 @@ class FixedFleets:
             if enough == most:
                 return None
             enough = min(most, enough + max(1, enough // 2))
-        return FixedFleet(configuration, fewest_that_pass(passes, enough)) if enough else None
+        return Instances(configuration, fewest_that_pass(passes, enough)) if enough else None
 
-    def _serves_sample(self, sample: int, fleet: FixedFleet, allowed: int) -> bool:
+    def _serves_sample(self, sample: int, fleet: Instances, allowed: int) -> bool:
         """Whether a fleet misses no more of a sample's requests than are allowed."""
         observed = self._samples[sample]
-        return missed_requests(observed, self._settings, fleet.fleet, allowed) <= allowed
+        return missed_requests(observed, self._settings, single_pool(fleet), allowed) <= allowed
 
-    def _that_holds(self, fleet: FixedFleet, attainment: float) -> Simulation | None:
+    def _that_holds(self, fleet: Instances, attainment: float) -> Simulation | None:
         """The fleet, or one of a few more instances, that meets so many SLOs on the whole trace."""
         allowed = _allowed(self._replayed, attainment)
         for added in range(_MOST_ADDED):
-            larger = fleet._replace(num_instances=fleet.num_instances + added)
+            larger = fleet.more(added)
             if larger.gpus > self._settings.max_gpus:
                 return None
-            is_sure = self._is_searched_whole
-            if is_sure or self._passes_whole(larger, allowed):
+            if self._is_searched_whole or self._passes_whole(larger, allowed):
                 return self._replay(larger)
         return None
 
-    def _passes_whole(self, fleet: FixedFleet, allowed: int) -> bool:
-        missed = missed_requests(self._replayed, self._settings, fleet.fleet, allowed)
+    def _passes_whole(self, fleet: Instances, allowed: int) -> bool:
+        missed = missed_requests(self._replayed, self._settings, single_pool(fleet), allowed)
         return missed <= allowed
 
     @property
@@ -253,12 +238,12 @@ class FixedFleets:
         windows = first_windows(self._replayed, past_s=0.0)
         return [self._replayed.window(window.begin_s, window.end_s) for window in windows]
 
-    def _energy_of(self, fleet: FixedFleet) -> float:
+    def _energy_of(self, fleet: Instances) -> float:
         """Energy on the trace or, of a long one, on evenly spread minutes of it, J."""
         if self._is_searched_whole:
             return self._replay(fleet).energy_j
         settings = replace(self._settings, past_s=0.0)
-        return replay_fixed(str(fleet), fleet.fleet, self._spread_minutes, settings).energy_j
+        return replay_fixed(str(fleet), single_pool(fleet), self._spread_minutes, settings).energy_j
 
     @cached_property
     def _spread_minutes(self) -> ObservedTrace:

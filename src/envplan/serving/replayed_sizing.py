@@ -167,7 +167,11 @@ def fewest_that_pass(passes: Callable[[int], bool], enough: int) -> int:
     while enough - step > too_few and passes(enough - step):
         enough -= step
         step *= 2
-    too_few = max(too_few, enough - step)
+    return fewest_between(passes, max(too_few, enough - step), enough)
+
+
+def fewest_between(passes: Callable[[int], bool], too_few: int, enough: int) -> int:
+    """The fewest that pass, where so many are known to be too few, and so many to pass."""
     while enough - too_few > 1:
         middle = (enough + too_few) // 2
         if passes(middle):

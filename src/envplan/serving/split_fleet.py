@@ -15,39 +15,14 @@ from envplan._serving import Replay
 from envplan.errors import InputError
 from envplan.serving.classes import CLASSES
 from envplan.serving.fleet_controller import EngineResults, read_results
+from envplan.serving.instances import Instances
 from envplan.serving.observed_trace import ObservedTrace
-from envplan.serving.performance import Configuration
 from envplan.serving.settings import Settings
 from envplan.serving.trace import SLOT_S
 
 _NEVER_SQUASHED_S: Final = 1e9
 _FIRST_POOL: Final = 0
 _DECODE_POOL: Final = 1
-
-
-@dataclass(frozen=True)
-class Instances:
-    """Alike instances.
-
-    Attributes:
-        configuration: of each.
-        count: how many.
-    """
-
-    configuration: Configuration
-    count: int
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all of them."""
-        return self.configuration.tp * self.count
-
-    def one_more(self) -> Instances:
-        """The same, one more."""
-        return replace(self, count=self.count + 1)
-
-    def __str__(self) -> str:
-        return f"{self.count}xTP{self.configuration.tp}@{self.configuration.frequency_mhz}"
 
 
 @dataclass(frozen=True)
@@ -70,8 +45,8 @@ class SplitFleet:
     def grown(self, *, decode: bool) -> SplitFleet:
         """The fleet with one more instance that decodes, if any do, or one of the others."""
         if decode and self.decode is not None:
-            return replace(self, decode=self.decode.one_more())
-        return replace(self, first=self.first.one_more())
+            return replace(self, decode=self.decode.more(1))
+        return replace(self, first=self.first.more(1))
 
     def __str__(self) -> str:
         if self.decode is None:

@@ -25,10 +25,12 @@ import numpy as np
 
 from envplan.errors import NoAnswerError
 from envplan.serving.fleet_controller import EngineResults
+from envplan.serving.instances import Instances
 from envplan.serving.observed_trace import ObservedTrace
 from envplan.serving.performance import Configuration
+from envplan.serving.replayed_sizing import fewest_between
 from envplan.serving.settings import Settings
-from envplan.serving.split_fleet import Instances, SplitFleet, SplitFleetController
+from envplan.serving.split_fleet import SplitFleet, SplitFleetController
 
 #: A trace with more requests is searched on its busiest part, which has so many.
 MOST_REQUESTS: Final = 20_000
@@ -177,13 +179,7 @@ def fewest_instances(are_enough: Callable[[int], bool], most: int) -> int | None
     enough = min(count, most)
     if enough < 1 or (enough == most and not are_enough(enough)):
         return None
-    while enough - too_few > 1:
-        middle = (enough + too_few) // 2
-        if are_enough(middle):
-            enough = middle
-        else:
-            too_few = middle
-    return enough
+    return fewest_between(are_enough, too_few, enough)
 
 
 def busiest_part(observed: ObservedTrace) -> ObservedTrace:
