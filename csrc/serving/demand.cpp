@@ -222,7 +222,7 @@ class Capacity {
     stays_s_ += stay;
     inputs_[level] += input;
     arrived_[level] += 1;
-    if (input + output <= size_.kv_tokens) hold_memory(at, stay, input + output);
+    hold_memory(at, stay, input + output);
     if (own_s > ttft_s_[level]) {
       // It is in nobody's way once it is late: from then on it waits behind all others.
       const double in_time_s = std::min(work, ttft_s_[level]);

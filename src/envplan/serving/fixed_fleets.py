@@ -17,13 +17,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from pydantic import JsonValue
 
-from envplan.serving.classes import CLASSES
-from envplan.serving.fleet import Fleet, PoolSpec
+from envplan.serving.fleet import Fleet
 from envplan.serving.forecast import DemandForecast, first_windows
 from envplan.serving.instances import Instances
 from envplan.serving.observed_trace import ObservedTrace, past_end_s
 from envplan.serving.performance import Configuration
-from envplan.serving.pool_assignment import home_class
 from envplan.serving.replay import replay_fixed
 from envplan.serving.replayed_sizing import fewest_that_pass, missed_requests
 from envplan.serving.settings import Settings
@@ -42,14 +40,7 @@ _MOST_ADDED: Final = 20
 
 def single_pool(instances: Instances) -> Fleet:
     """The fleet of one pool, for everything, that alike instances make."""
-    pool = PoolSpec(
-        home_class=home_class(CLASSES),
-        serves=frozenset(CLASSES),
-        tp=instances.configuration.tp,
-        frequency_mhz=instances.configuration.frequency_mhz,
-        num_instances=instances.count,
-    )
-    return Fleet({"pool": pool})
+    return Fleet({"pool": instances.pool()})
 
 
 class SavingsSplit(NamedTuple):

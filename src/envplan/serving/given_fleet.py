@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from envplan.errors import InputError
-from envplan.serving.classes import CLASSES
 from envplan.serving.fleet import Fleet, PoolSpec
+from envplan.serving.instances import Instances
 from envplan.serving.performance import Configuration, InstancePerformance
 from envplan.serving.plan import ServingPlan
-from envplan.serving.pool_assignment import home_class
 
 _INSTANCES: Final = re.compile(r"(?P<count>\d+)\s*x\s*TP(?P<tp>\d+)@(?P<mhz>\d+)", re.IGNORECASE)
 _POOL: Final = "pool"
@@ -28,14 +27,9 @@ def parse_fleet(text: str) -> Fleet:
         match = _INSTANCES.fullmatch(part.strip())
         if match is None or not int(match["count"]):
             raise InputError(f"a fleet is written as in 3xTP4@1200,1xTP8@1980, not {text!r}")
-        pools[f"{_POOL} {number}"] = PoolSpec(
-            home_class=home_class(CLASSES),
-            serves=frozenset(CLASSES),
-            tp=int(match["tp"]),
-            frequency_mhz=int(match["mhz"]),
-            num_instances=int(match["count"]),
-            part_of=_POOL,
-        )
+        configuration = Configuration(int(match["tp"]), int(match["mhz"]))
+        instances = Instances(configuration, int(match["count"]))
+        pools[f"{_POOL} {number}"] = instances.pool(part_of=_POOL)
     return Fleet(pools)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from envplan.serving.classes import CLASSES
+from envplan.serving.fleet import PoolSpec
 from envplan.serving.performance import Configuration
+from envplan.serving.pool_assignment import home_class
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,21 @@ class Instances:
     def gpus(self) -> int:
         """GPUs of all of them."""
         return self.configuration.tp * self.count
+
+    def pool(self, part_of: str = "") -> PoolSpec:
+        """The pool, for everything, that they make.
+
+        Args:
+            part_of: name of the pool of unlike instances that these are a part of.
+        """
+        return PoolSpec(
+            home_class=home_class(CLASSES),
+            serves=frozenset(CLASSES),
+            tp=self.configuration.tp,
+            frequency_mhz=self.configuration.frequency_mhz,
+            num_instances=self.count,
+            part_of=part_of,
+        )
 
     def more(self, count: int) -> Instances:
         """The same, so many more."""
