@@ -26,7 +26,7 @@ from envplan.runtime.timestamps import Timestamp, seconds_between
 
 __all__ = ["OperationClocks"]
 
-#: Timers fire so much sooner, ns: threads of a busy host run late, and a clock that comes a
+#: Timers fire so much sooner, ns: processes of a busy host run late, and a clock that comes a
 #: millisecond early costs nothing.
 TIMER_LEAD_NS: Final = 1_000_000
 #: The latest pauses between iterations that count; their shortest is taken.
