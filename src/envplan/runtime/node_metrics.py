@@ -128,10 +128,11 @@ def _latest_runs() -> list[_Run]:
     Of several that would have the same labels, such as two trainings that share a GPU, only the one
     that was written last: Prometheus takes nothing at all where labels occur twice.
     """
-    latest: dict[tuple[int, str, int], _Run] = {}
+    latest: dict[tuple[str | int, int], _Run] = {}
     for user in sorted(users_with_folders()):
         for status in read_statuses(user):
-            latest[status.device, status.uuid, status.rank] = _Run(status, user_name(user))
+            gpu = status.uuid or status.device
+            latest[gpu, status.rank] = _Run(status, user_name(user))
     return list(latest.values())
 
 
