@@ -24,6 +24,16 @@ __all__ = ["Checked", "check_file", "kind_of_file"]
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 _LONGEST_HEADER: Final = 100_000
 _SIDECAR: Final = ".meta.json"
+#: What is drawn, by how its file begins, in small letters.
+_DRAWINGS: Final = {
+    b"<!doctype html": "web page",
+    b"<html": "web page",
+    b"<?xml": "picture",
+    b"<svg": "picture",
+    b"\x89png": "picture",
+    b"%pdf": "picture",
+}
+_LONGEST_MARK: Final = max(map(len, _DRAWINGS))
 
 
 class Checked(NamedTuple):
@@ -108,6 +118,9 @@ def check_file(
     text = data.lstrip(_BLANK)
     if not text:
         raise InputError("is empty", path=file)
+    drawing = _drawing_or_none(text)
+    if drawing is not None:
+        raise InputError(f"is a {drawing}, which states nothing that can be proved", path=file)
     columns = _column_names(text)
     kind = _first_kind(lambda kind: kind.has_suffix_of(file))
     document: Any = None
@@ -132,6 +145,9 @@ def kind_of_file(file: Path) -> str | None:
     try:
         data = read_bounded(file, MAX_DOCUMENT_BYTES)
         text = data.lstrip(_BLANK)
+        drawing = _drawing_or_none(text)
+        if drawing is not None:
+            return drawing
         kind = _first_kind(lambda kind: kind.has_suffix_of(file))
         if kind is None and text.startswith(b"{"):
             document = parse_json(data, file)
@@ -144,6 +160,15 @@ def kind_of_file(file: Path) -> str | None:
     except InputError:
         return None
     return None if kind is None else kind.name
+
+
+def _drawing_or_none(text: bytes) -> str | None:
+    """What is drawn in a file that begins so: envplan writes pages and pictures, too."""
+    beginning = text[:_LONGEST_MARK].lower()
+    for mark, name in _DRAWINGS.items():
+        if beginning.startswith(mark):
+            return name
+    return None
 
 
 def _column_names(text: bytes) -> tuple[str, ...]:
