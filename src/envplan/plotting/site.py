@@ -174,7 +174,8 @@ def _draw_shedding(axes: Axes, shed: Sequence[ShedPoint]) -> None:
     power_kw = [point.power_w / _W_PER_KW for point in shed]
     for line in _SHEDDING_LINES:
         lost_percent = [_percent_or_nan(point, line.field) for point in shed]
-        if np.isnan(lost_percent).all():
+        num_points = np.isfinite(lost_percent).sum()
+        if num_points < 2:  # a legend needs a line to name
             continue
         axes.plot(
             power_kw,
