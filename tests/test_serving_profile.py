@@ -89,6 +89,8 @@ GOOD = ["2,1980,idle,0,0,200", "2,1980,prefill,128,0.05,600", "2,1980,decode,4,0
         ("", {"classes": []}, "at least 1 item"),
         ("", {"classes": 7}, "classes should be an object"),
         ("", {"source": "guessed"}, "measured"),
+        ("", {"chunk_tokens": {"2": 2**20 + 1}}, "less than or equal to 1048576"),
+        ("", {"chunk_tokens": {"2": 0.5}}, "greater than or equal to 1"),
         ("", {"gpu": 7}, "gpu should be a valid string, not 7"),
     ],
 )

@@ -52,7 +52,9 @@ void Service::check() const {
   }
   for (const Size& size : sizes) {
     require(size.link_bytes_s > 0, "a link must carry something");
-    require(size.chunk >= 1 && !size.tables.empty(), "a size needs a chunk and a configuration");
+    require(size.chunk >= 1 && size.chunk <= kMostChunk,
+            "a chunk must have between 1 and 1048576 tokens");
+    require(!size.tables.empty(), "a size needs a configuration");
     for (const int32_t k : size.tables) {
       require(k >= 0 && static_cast<std::size_t>(k) < tables.size(),
               "a size names no configuration");

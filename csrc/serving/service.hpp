@@ -12,9 +12,10 @@
 
 namespace envplan::serving {
 
-constexpr double kNever = 1e300;      // s
-constexpr double kTbtShare = 0.8;     // of the SLO that a batch may take between two tokens
-constexpr int32_t kLeastChunk = 128;  // prompt tokens of an iteration, at least
+constexpr double kNever = 1e300;         // s
+constexpr double kTbtShare = 0.8;        // of the SLO that a batch may take between two tokens
+constexpr int32_t kLeastChunk = 128;     // prompt tokens of an iteration, at least
+constexpr int32_t kMostChunk = 1 << 20;  // and at most: limits are found by going through them
 
 // What a stretch of requests asks of one instance size.
 struct Need {

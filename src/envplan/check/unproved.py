@@ -149,15 +149,14 @@ NOT_PROVED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def not_proved(kind: str, document: object, columns: Sequence[str]) -> list[str]:
+def not_proved(patterns: tuple[str, ...], document: object, columns: Sequence[str]) -> list[str]:
     """The fields of a file that nothing proves; "*" if that is all of them.
 
     Args:
-        kind: of the file.
+        patterns: names of fields that nothing proves, as in NOT_PROVED.
         document: its JSON value; None of a table.
         columns: of a table.
     """
-    patterns = NOT_PROVED[kind]
     if patterns == _ALL:
         return list(_ALL)
     names = dict.fromkeys(columns if document is None else _field_names(document))

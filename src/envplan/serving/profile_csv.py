@@ -40,12 +40,13 @@ _DECISIVE_FIELDS: Final = (
 )
 
 Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
-Tokens = Annotated[float, Field(gt=0)]
+Tokens = Annotated[float, Field(gt=0, le=1e15)]
 if TYPE_CHECKING:
     Tp = int
 else:  # read from text
     Tp = Annotated[Literal["1", "2", "4", "8"], AfterValidator(int)]
 TokensByTp = dict[Tp, Tokens]
+ChunkTokens = Annotated[float, Field(ge=1, le=2**20)]
 Phase = Literal["prefill", "decode", "context", "idle"]
 Source = Literal["measured", "identified", "modelled"]
 
@@ -63,7 +64,7 @@ class _Sidecar(Model):
         default_factory=dict, validate_default=True
     )
     kv_tokens: TokensByTp = Field(default_factory=dict)
-    chunk_tokens: TokensByTp = Field(default_factory=dict)
+    chunk_tokens: dict[Tp, ChunkTokens] = Field(default_factory=dict)
     max_context_tokens: Tokens | None = None
     kv_bytes_per_token: Annotated[float, Field(gt=0, le=1e9)] | None = None
 
