@@ -125,8 +125,8 @@ def test_a_modelled_profile_says_how_far_off_it_may_be() -> None:
     assert profile.time_spread(0, "forward", max(profile.clocks_mhz)) is None
 
 
-#: Kinds that miss the aim of 15% in time: of heads of 256 on GB200 four of the rows kept aside claim
-#: more than three quarters of the peak.
+#: Kinds that miss the aim of 15% in time: of heads of 256 on GB200 four rows that are kept aside
+#: claim more than three quarters of the peak.
 BEYOND_AIM = {("gb200", "attention_256")}
 
 
