@@ -27,7 +27,7 @@ Service::Service(Requests requests, std::vector<Tables> tables, std::vector<Size
 }
 
 void Service::check() const {
-  require(!slos.empty() && slos.size() <= kMaxClasses, "there must be one to 32 classes");
+  require(!slos.empty() && slos.size() <= kMaxClasses, "there must be one to 64 classes");
   require(usual_output.size() == slos.size(), "each class needs a usual output");
   for (const double tokens : usual_output) require(tokens >= 0, "tokens must not be negative");
   require(max_context > 0, "the longest context must be positive");

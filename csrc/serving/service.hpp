@@ -63,7 +63,7 @@ struct Service {
   // the work that goes before it takes longer than its SLO leaves. Contexts must fit, too. Requests
   // that are late in any case are work like others, and are not counted as late; those that the
   // size cannot hold are no work, and hopeless. Those that are too long do not count.
-  Need required_instances(double begin, double end, uint32_t classes, int32_t size,
+  Need required_instances(double begin, double end, uint64_t classes, int32_t size,
                           double late) const;
 
   // Tables of a size at its highest clock.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
-from envplan.serving.classes import CLASSES, Slo
+from envplan.serving.classes import Slo
 from envplan.serving.plan import (
     Baseline,
     Group,
@@ -42,6 +42,7 @@ def build_pool(
     slo: Slo,
     served_tokens_s: Mapping[str, float],
     groups: Iterable[InstanceGroup],
+    order: Iterable[str],
 ) -> Pool:
     """The pool of a class, with the power and the latencies of its instances.
 
@@ -50,13 +51,14 @@ def build_pool(
         slo: the strictest of what it serves.
         served_tokens_s: load of each class that it serves, in that class's own tokens.
         groups: its instances.
+        order: of all classes.
     """
     return Pool(
         request_class=request_class,
         slo=slo,
         serves=[
             Served(request_class=name, load_tokens_s=served_tokens_s[name])
-            for name in CLASSES
+            for name in order
             if name in served_tokens_s
         ],
         groups=[_build_group(group) for group in groups],

@@ -25,7 +25,8 @@ from envplan._io.files import read_bounded, refuse_slip
 from envplan._io.tables import MAX_TABLE_BYTES, Table, parse_table
 from envplan.errors import InputError
 from envplan.profile.sidecar import sidecar_path
-from envplan.serving.classes import ClassName, FloatArray, RequestClass, complete_classes
+from envplan.serving.class_file import sidecar_classes
+from envplan.serving.classes import ClassName, FloatArray, RequestClass, RequestClasses
 from envplan.serving.performance import Configuration, InstancePerformance
 
 _DEFAULT_CHUNK_TOKENS: Final = 1024  # of an iteration, where the sidecar says nothing
@@ -59,7 +60,7 @@ class _Sidecar(Model):
     model: str | None = None
     source: Source | None = None
     modelled: str | None = None
-    classes: Annotated[dict[ClassName, RequestClass], BeforeValidator(complete_classes)] = Field(
+    classes: Annotated[dict[ClassName, RequestClass], BeforeValidator(sidecar_classes)] = Field(
         default_factory=dict, validate_default=True
     )
     kv_tokens: TokensByTp = Field(default_factory=dict)
@@ -116,7 +117,7 @@ class ProfileContent:
     """
 
     performance: Mapping[Configuration, InstancePerformance]
-    classes: Mapping[str, RequestClass]
+    classes: RequestClasses
     sha256: str
     gpu: str | None
     model: str | None
@@ -142,7 +143,7 @@ def read_profile_files(path: Path) -> ProfileContent:
     table = parse_table(content, _Row, path=path, kind="a serving profile")
     return ProfileContent(
         performance=_read_performance(table, sidecar),
-        classes=sidecar.classes,
+        classes=RequestClasses(sidecar.classes.values()),
         sha256=_digest(content, fields),
         gpu=sidecar.gpu,
         model=sidecar.model,
