@@ -259,6 +259,10 @@ class FleetController:
         counts_by_class = self._engine.results()[2]
         return RequestCounts(*counts_by_class.sum(axis=0).tolist())
 
+    def pool_energy_j(self) -> list[float]:
+        """Energy of the instances of each pool, J, by its number."""
+        return list(map(float, self._engine.pool_energy()))
+
     def finish_and_count(self) -> RequestCounts:
         """Serve what is left after the trace; this is quicker than all results."""
         self._engine.finish()
