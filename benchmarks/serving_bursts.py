@@ -21,7 +21,7 @@ from benchmarks.running import note
 from envplan._io.files import atomic_write
 from envplan.errors import NoAnswerError
 from envplan.serving import ServingProfile, Settings, Simulation, Trace
-from envplan.serving.classes import classify_requests
+from envplan.serving.classes import DEFAULT_CLASSES
 from envplan.serving.metrics import kwh
 from envplan.serving.observed_trace import observe_trace
 from envplan.serving.policies import POLICIES
@@ -97,7 +97,7 @@ def burst_trace(burst: Burst) -> Trace:
         arrival_s=np.concatenate([before.arrival_s, after.arrival_s]),
         input_tokens=inputs,
         output_tokens=outputs,
-        class_index=classify_requests(inputs, outputs),
+        class_index=DEFAULT_CLASSES.classify(inputs, outputs),
         covered_s=calm.duration_s,
         provenance=f"{TRACE} with {burst} from {BURST_S:g} s on",
     )

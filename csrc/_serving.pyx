@@ -5,7 +5,7 @@
 Types and the lengths of the requests' arrays are checked here.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -41,7 +41,7 @@ cdef extern from "serving/replay.hpp" namespace "envplan::serving" nogil:
         ) except +
         vector[Slo] slos
         vector[int64_t] counts(double, double) except +
-        Need required_instances(double, double, uint32_t, int32_t, double) except +
+        Need required_instances(double, double, uint64_t, int32_t, double) except +
     cdef enum class Policy(uint8_t):
         kEdf, kFcfs
     cdef struct TransferCosts:
@@ -110,7 +110,7 @@ cdef class Service:
         tables: of each configuration (idle_w, step_s, step_w, grid, prompt_s, prompt_w, context_s,
             context_w).
         sizes: of each instance size (kv_tokens, chunk, tables, link_bytes_s).
-        slos: of each class (ttft_s, tbt_s), at most 32.
+        slos: of each class (ttft_s, tbt_s), at most 64.
         usual_output: tokens that outputs of each class have as far as is known beforehand.
         expected: int32 (n,), tokens that the output of each request is expected to have, or None:
             the mean of those of its class that have finished.
@@ -166,7 +166,7 @@ cdef class Service:
         """Requests by the class they are taken for that arrive in a stretch."""
         return self.service.counts(begin_s, end_s)
 
-    def need(self, double begin_s, double end_s, uint32_t classes, int32_t size, double late):
+    def need(self, double begin_s, double end_s, uint64_t classes, int32_t size, double late):
         """What classes (a bit for each) need of a size: the fields of Need."""
         cdef Need need
         with nogil:

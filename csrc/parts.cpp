@@ -528,7 +528,7 @@ void check(const PartsProblem& p) {
     energy += max_energy;
   }
   if (energy >= kLimit || time >= kLimit || time * p.waiting >= kLimit ||
-      std::max(p.latency, p.min_dwell) >= kLimit / 2) {
+      std::max(p.latency, p.min_dwell) >= kLimit / 2 || p.slack >= kLimit) {
     throw std::overflow_error("times or energies of parts are out of range");
   }
 }

@@ -95,7 +95,7 @@ class StageWalk {
       if (num_clocks_ > 0) mature_[a].clock = a;
     }
     young_.clear();
-    entries_.assign(static_cast<std::size_t>(size_) * num_clocks_, Entry{});
+    entries_.resize(static_cast<std::size_t>(size_) * num_clocks_);  // read only where written
     for (Index k = 0; k < size_; ++k) step(k, k == 0 && ends.kind == Ends::kHeld);
     if (ends.clock != kNone) return last_at(ends.clock);
     if (ends.kind == Ends::kHeld) return last_held();
@@ -238,12 +238,12 @@ class StageWalk {
     const double late =
         prices_.asks_ahead ? std::max(0.0, latency - time_before - lag(k)) : latency;
     if (late == 0 || prices_.asks_ahead) {
-      Leaving waiting = from;
-      waiting.wait = late;
-      waiting.fill = std::max(0.0, shortage - late);
-      waiting.cost += late * prices_.wait_price[k];
-      if (waiting.fill > 0) waiting.cost += waiting.fill * least_price;
-      ways->on_time.offer(waiting);
+      const double fill = std::max(0.0, shortage - late);
+      double cost = from.cost + late * prices_.wait_price[k];
+      if (fill > 0) cost += fill * least_price;
+      if (cost < ways->on_time.cost) {
+        ways->on_time = {cost, from.start, from.clock, fill, from.fill_at, late};
+      }
       if (late == 0) return;
     }
     auto& list = is_first ? ways->late_after_first : ways->late;
@@ -269,6 +269,7 @@ class StageWalk {
       const bool is_here = prices_.wait_price[k] < young.least_wait_price;
       const double least_price = is_here ? prices_.wait_price[k] : young.least_wait_price;
       for (Index a = 0; a < num_clocks_; ++a) {
+        if (!(young.cost[a] < kInf)) continue;
         const double shortage = std::max(0.0, held - young.length[a]);
         Leaving from{young.cost[a], young.start, a};
         from.fill_at = is_here ? k : young.least_wait_at;
@@ -286,22 +287,59 @@ class StageWalk {
     return ways;
   }
 
+  // Begins segments at k by rows that are late for `by` ns, and run at the clock before until then.
+  // It takes most of the time where clocks come late, so its loop over pairs of clocks is plain.
   void enter_late(Index k, const std::vector<Leaving>& list, const std::vector<double>& by,
                   Segments* entered) {
     if (list.empty()) return;
-    const Problem::Operation& op = p_.operations[operations_[k]];
-    for (Index r = op.first_row; r < op.end_row; ++r) {
-      const Index b = p_.rows[r].clock;
-      if (b == kNone) continue;
-      const double own = cost(k, r);
+    for (const std::vector<Index>& rows : alike_rows(p_.operations[operations_[k]].table)) {
+      const auto count = static_cast<Index>(rows.size());
+      own_cost_.resize(count);
+      for (Index j = 0; j < count; ++j) own_cost_[j] = cost(k, rows[j]);
+      cheapest_.assign(count, kInf);
+      clock_before_.assign(count, kNone);
       for (Index a = 0; a < num_clocks_; ++a) {
-        if (!(list[a].cost < kInf) || a == b) continue;
-        const Index other = p_.row_at(r, a);
+        if (!(list[a].cost < kInf)) continue;
+        const Index other = p_.row_at(rows.front(), a);
         const double share = std::min(1.0, by[a] / time(other));
-        const double mixed = share * cost(k, other) + (1 - share) * own;
-        enter(k, b, list[a].cost + mixed, {list[a], r, other, share}, entered);
+        const double late_cost = share * cost(k, other), rest = 1 - share;
+        for (Index j = 0; j < count; ++j) {
+          const double mixed = list[a].cost + (late_cost + rest * own_cost_[j]);
+          if (mixed < cheapest_[j] && p_.rows[rows[j]].clock != a) {
+            cheapest_[j] = mixed;
+            clock_before_[j] = a;
+          }
+        }
+      }
+      for (Index j = 0; j < count; ++j) {
+        const Index a = clock_before_[j];
+        if (a == kNone) continue;
+        const Index other = p_.row_at(rows[j], a);
+        const double share = std::min(1.0, by[a] / time(other));
+        enter(k, p_.rows[rows[j]].clock, cheapest_[j], {list[a], rows[j], other, share}, entered);
       }
     }
+  }
+
+  // The rows of a table that have a clock, apart where other rows stand for them at some clock.
+  const std::vector<std::vector<Index>>& alike_rows(Index table) {
+    if (alike_rows_.empty()) alike_rows_.resize(p_.num_tables);
+    std::vector<std::vector<Index>>& groups = alike_rows_[table];
+    if (!groups.empty()) return groups;
+    const auto at_clocks = [&](Index r) { return &p_.nearest[at(r, 0)]; };
+    for (Index r = p_.table_begin[table]; r < p_.table_begin[table + 1]; ++r) {
+      if (p_.rows[r].clock == kNone) continue;
+      const auto is_alike = [&](const std::vector<Index>& rows) {
+        return std::equal(at_clocks(r), at_clocks(r) + num_clocks_, at_clocks(rows.front()));
+      };
+      const auto group = std::find_if(groups.begin(), groups.end(), is_alike);
+      if (group == groups.end()) {
+        groups.push_back({r});
+      } else {
+        group->push_back(r);
+      }
+    }
+    return groups;
   }
 
   void enter(Index k, Index b, double cost, const Entry& entry, Segments* entered) {
@@ -425,6 +463,10 @@ class StageWalk {
   // and the most time.
   std::vector<double> least_at_, longest_at_;
   std::vector<Index> least_row_at_, asking_row_at_;
+  std::vector<std::vector<std::vector<Index>>> alike_rows_;  // by table, where they were asked for
+  // Scratch, by row: its own cost, the least with a late clock, and the clock before there.
+  std::vector<double> own_cost_, cheapest_;
+  std::vector<Index> clock_before_;
   std::vector<Leaving> mature_;  // by clock: segments that are held for long enough
   std::vector<Segments> young_;  // others
   std::vector<Entry> entries_;   // (operations, clocks) how segments began

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from envplan.serving.classes import CLASSES, RequestClass, complete_classes
+from envplan.serving.classes import DEFAULT_CLASSES, RequestClasses
 from envplan.serving.profile import ServingProfile
 from envplan.serving.steady_state import CurveKey, LoadCurve
 
@@ -40,12 +40,10 @@ def profile_of(
         if rows[0][0] > 0:
             rows.insert(0, (0.0, *rows[0][1:]))
         made[CurveKey(*key)] = LoadCurve(*key, *np.array(rows, dtype=float).T)
-    known = {
-        name: RequestClass(**lengths)
-        for name, lengths in complete_classes(
-            dict.fromkeys(CLASSES, EQUAL) | (classes or {})
-        ).items()
-    }
+    stated = dict.fromkeys(DEFAULT_CLASSES, EQUAL) | (classes or {})
+    known = RequestClasses(
+        default.model_copy(update=stated[name]) for name, default in DEFAULT_CLASSES.items()
+    )
     sha256 = hashlib.sha256(repr(curves).encode()).hexdigest()
     return ServingProfile("small", Path("small.csv"), sha256, made, known, {})
 

@@ -17,6 +17,8 @@ def files(folder: Path) -> Path:
     done("solve --slowdown 0 --ladder 3 -o plan.json")
     done("apply plan.json -o run.freqplan.json")
     done("site . --power 400W -o site.json")
+    done("timeline plan.json -o picture.png")
+    done("report plan.json --no-compare -o page.html")
     return folder
 
 
@@ -32,6 +34,14 @@ def files(folder: Path) -> Path:
         ("simulate frontier.json", "is a frontier; simulate takes a plan"),
         ("sweep plan.json", "is a plan; sweep takes a sweep's configuration"),
         ("site plan.json --power 1kW", "is a plan; site takes a TOML file of jobs or a folder"),
+        ("savings plan.json", "is a plan; savings takes a profile"),
+        ("preflight plan.json", "is a plan; preflight takes a frequency plan | envplan apply"),
+        ("preflight profile.csv", "is a profile; preflight takes a frequency plan"),
+        ("schedule show plan.json", "is a plan; schedule takes a schedule"),
+        ("solve page.html", "is a web page; solve takes a profile"),
+        ("apply picture.png", "is a picture; apply takes a plan"),
+        ("check page.html", "is a web page, which states nothing that can be proved"),
+        ("check picture.png", "is a picture, which states nothing that can be proved"),
     ],
 )
 def test_a_mixed_up_file_is_named(files: Path, line: str, words: str) -> None:

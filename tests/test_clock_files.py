@@ -68,8 +68,39 @@ def test_a_wrong_number_of_operations_is_named(folder: Path, change: str) -> Non
     picked = rows[:-1] if change == "too few" else [*rows, {**rows[-1], "position": len(rows)}]
     lines = ["stage,position,frequency"]
     lines += [f"{row['stage']},{row['position']},{row['frequency_mhz']}" for row in picked]
-    words = "stage 0 has" if change == "too few" else "stage 0 has no such operation"
+    words = "no clock is given for" if change == "too few" else "stage 0 has no such operation"
     assert words in refused(folder, "\n".join(lines) + "\n", "number.csv")
+
+
+def test_a_missing_row_does_not_move_the_clocks_of_other_operations(folder: Path) -> None:
+    """As many rows as operations that control a clock, but one of them is for another."""
+    rows = list(csv.DictReader((folder / "all.csv").open()))
+    first_clocked = next(row for row in rows if row["frequency_mhz"] != "0")
+    place = (first_clocked["stage"], first_clocked["position"])
+    lines = ["stage,position,frequency"]
+    lines += [
+        f"{row['stage']},{row['position']},{row['frequency_mhz']}"
+        for row in rows
+        if (row["stage"], row["position"]) != place
+    ]
+    err = refused(folder, "\n".join(lines) + "\n", "moved.csv")
+    microbatch = first_clocked["microbatch"]
+    assert f"no clock is given for {first_clocked['instruction']} {microbatch} of stage 0" in err
+
+
+def test_a_table_may_leave_out_operations_of_constant_time(folder: Path) -> None:
+    rows = list(csv.DictReader((folder / "all.csv").open()))
+    lines = ["stage,position,frequency"]
+    lines += [
+        f"{row['stage']},{row['position']},{row['frequency_mhz']}"
+        for row in rows
+        if row["frequency_mhz"] != "0"
+    ]
+    (folder / "clocked.csv").write_text("\n".join(lines) + "\n")
+    ran = envplan("solve", *JOB, "--clocks", "clocked.csv", "-o", "clocked.json", cwd=folder)
+    assert ran.code == 0
+    plan, given = (Plan.load(folder / file) for file in ("plan.json", "clocked.json"))
+    assert given.frequencies == plan.frequencies
 
 
 def test_two_clocks_for_one_operation_are_refused(folder: Path) -> None:
@@ -80,6 +111,12 @@ def test_two_clocks_for_one_operation_are_refused(folder: Path) -> None:
 def test_code_is_not_run(folder: Path) -> None:
     assert "not run" in refused(folder, "[[open('ran', 'w')]]\n", "code.py")
     assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["list.txt", "list.lst"])
+def test_a_list_is_known_by_its_content(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("[[900, 900], [1200]]\n")
+    assert count_clocks(tmp_path / name) == [2, 1]
 
 
 def test_clocks_of_a_microbatchs_chunks_are_counted_one_by_one(tmp_path: Path) -> None:

@@ -95,6 +95,12 @@ def test_the_whole_way_on_the_command_line_names_both_configs(
     assert all(rung.configs for rung in written.ladder)
     rows = list(csv.DictReader(io.StringIO(written.to_csv())))
     assert [row["config"] for row in rows if row["rank"] == "0"] == written.ranks[0].configs
+    done("apply plan.json --format csv -o run.csv")
+    for name in ("run.freqplan.json", "run.csv"):
+        done(f"solve -m 4 --clocks {name} -o given.json")
+        given = Plan.load("given.json")
+        assert given.stages == plan.stages
+        assert given.energy == plan.energy
     says(done("apply plan.json --format zeus -o zeus.txt"), "configs are left out")
     for where in ("ranks", "ladder"):
         document = json.loads(written.to_json())

@@ -35,14 +35,21 @@ from envplan.plan import Plan
 from envplan.plan.frontier_file import FrontierFile, Row
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.huggingface import read_model
+from envplan.profiling.sweep_file import SweepFile
+from envplan.runtime.iteration_counts import IterationCounts
+from envplan.runtime.plan_follower import StepOutcome
 from envplan.runtime.profile_parts import RankProfile
 from envplan.runtime.runlog import read_run_log
+from envplan.runtime.status import RunStatus
 from envplan.serving.apply import ServingApplied
+from envplan.serving.identify.sweep_files import SweepFacts, read_sweep
 from envplan.serving.plan import ServingPlan
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import Trace
 from envplan.simulation.cluster import read_slowdowns
 from envplan.site import SitePlan, read_budget, read_jobs
+from envplan.site.jobs import read_ladder
+from envplan.site.signal import read_signal
 from envplan.sweep import read_config
 from envplan.sweep.running import open_journal
 from envplan.sweep.table import read_rows, write_table
@@ -115,6 +122,31 @@ PART = json.dumps(
     {"schema": "envplan/profile-part/v1", "rank": 0, "world_size": 2, "num_stages": 2, "rows": []}
 ).encode()
 STRAGGLERS = b"iteration,replica,slowdown\n0,1,1.2\n1,0,1\n"
+MOONCAKE = (
+    b'{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2, 3]}\n'
+    b'{"timestamp": 3000, "input_length": 915, "output_length": 355, "hash_ids": [0, 462]}\n'
+)
+SERVEGEN = b"request_id,timestamp,input_tokens,output_tokens\n0,0.5,10,20\n1,2.0,30,40\n"
+VLLM = (
+    b'{"date": "20260101-000000", "completed": 2, "start_times": [101.5, 100.0, 103.0],\n'
+    b'"input_lens": [30, 20, 40], "output_lens": [3, 2, 0], "errors": ["", "", "timed out"]}\n'
+)
+SERVING_SWEEP = b"".join(
+    b'{"model_id": "meta-llama/Llama-3.1-70B-Instruct", "backend": "vllm", "max_concurrency": %d, '
+    b'"completed": 10, "total_input_tokens": 10240, "total_output_tokens": 10240, '
+    b'"median_ttft_ms": 80.5, "median_tpot_ms": 11.8}\n' % concurrency
+    for concurrency in (4, 8, 16)
+)
+SWEEP_IN_PROGRESS = (
+    b"stage,instruction,frequency,time,energy,time_std,energy_std,samples,clock,throttle\n"
+    b"0,forward,1740,0.0937,28.49,0.001,0.1,12,1740,\n"
+    b"0,forward,1725,0.0939,28.43,0.001,0.1,12,1710,sw_power_cap\n"
+)
+STATUS = RunStatus(
+    rank=0, stage=1, device=3, plan_sha256="0" * 64, clocks=True, unfollowed={"an exception": 2}
+).to_json()
+COUNTS = b"envplan1" + bytes([2, 0, 0, 0, 0, 0, 0, 0]) * len(StepOutcome)
+FACTS = SweepFacts(gpu="h100", tp=4, precision="fp8")
 
 
 def released(name: str) -> bytes:
@@ -137,6 +169,21 @@ def read_serving_profile(path: Path) -> ServingProfile:
     """With a sidecar that fits SERVING."""
     path.with_suffix(".meta.json").write_text('{"kv_tokens": {"2": 9000}}')
     return ServingProfile.read_csv(path)
+
+
+def read_sweep_in_progress(path: Path) -> Any:
+    """With the sidecar that the sweep began with."""
+    sidecar = {"sweep": {"step": 15}, "complete": False}
+    path.with_suffix(".meta.json").write_text(json.dumps(sidecar))
+    with SweepFile(path, {"step": 15}, ProfileMetadata()) as file:
+        return file
+
+
+def read_counts(path: Path) -> Any:
+    """Of iterations, as a killed run leaves them."""
+    counts = IterationCounts(path)
+    counts.close()
+    return counts
 
 
 def read_site_jobs(path: Path) -> Any:
@@ -199,6 +246,19 @@ READERS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
     "order": (ORDER, ".json", Order.load),
     "part of a profile": (PART, ".json", RankProfile.load),
     "BurstGPT's trace": (BURSTGPT, ".csv", Trace.read_csv),
+    "Mooncake's trace": (MOONCAKE, ".jsonl", Trace.read_csv),
+    "ServeGen's trace": (SERVEGEN, ".csv", Trace.read_csv),
+    "vLLM's results as a trace": (VLLM, ".json", Trace.read_csv),
+    "sweep of a serving engine": (SERVING_SWEEP, ".jsonl", lambda path: read_sweep(path, FACTS)),
+    "sweep in progress": (SWEEP_IN_PROGRESS, ".csv", read_sweep_in_progress),
+    "signal of a site": (
+        b'{"power": "612kW"}\n',
+        ".json",
+        lambda path: read_signal(str(path), 1e6),
+    ),
+    "ladder of a site": (released("run.freqplan.json"), ".json", read_ladder),
+    "counts of iterations": (COUNTS, ".iterations", read_counts),
+    "status of a run": (STATUS.encode(), ".json", RunStatus.load),
     "gzipped trace": (gzip.compress(AZURE), ".csv.gz", Trace.read_csv),
     "Megatron's YAML": (MEGATRON, ".yaml", lambda path: read_megatron_file(path, 8)),
     "Megatron's arguments": (SCRIPT, ".sh", lambda path: read_megatron_file(path, 8)),

@@ -18,7 +18,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from cli_helpers import COMMAND, envplan
-from envplan.devices.locks import lock_folders
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
 from envplan.runtime.metric_families import Family, prometheus_text
@@ -34,11 +33,12 @@ Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
 @pytest.fixture(autouse=True)
-def no_statuses() -> None:
-    """No files of tests before."""
-    for folder in lock_folders(os.geteuid()):
-        for path in folder.glob("*.status.json"):
-            path.unlink()
+def status_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for the statuses of this test alone: others run beside it."""
+    folder = tmp_path / "statuses"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr("envplan.runtime.status.lock_folders", lambda _user: [folder])
+    return folder
 
 
 def samples(text: str) -> Samples:
@@ -165,10 +165,12 @@ def test_no_driver_is_a_metric(fake_nvml: FakeNvml) -> None:
     assert value(now(), "envplan_driver_up") == 0
 
 
-def test_what_others_write_as_a_status_is_not_trusted(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+def test_what_others_write_as_a_status_is_not_trusted(
+    fake_nvml: FakeNvml, tmp_path: Path, status_folder: Path
+) -> None:
+    folder = status_folder
     with shim(tmp_path):
         wait_for(only_status)
-        folder = lock_folders(os.geteuid())[0]
         good = next(folder.glob("*.status.json")).read_text()
     bad = {
         "nested": "[" * 60_000,
@@ -188,6 +190,23 @@ def test_what_others_write_as_a_status_is_not_trusted(fake_nvml: FakeNvml, tmp_p
     assert list(read_statuses(os.geteuid())) == []
     (folder / "good.status.json").write_text(good)
     assert len(list(read_statuses(os.geteuid()))) == 1
+
+
+def test_of_two_runs_of_a_rank_on_a_gpu_the_one_written_last_is_told(
+    fake_nvml: FakeNvml, tmp_path: Path, status_folder: Path
+) -> None:
+    with shim(tmp_path):
+        wait_for(only_status)
+        text = next(status_folder.glob("*.status.json")).read_text()
+    now_s = time.time()
+    for name, followed, age_s in (("a", 7, 1), ("b", 5, 2)):
+        path = status_folder / f"{name}.status.json"
+        path.write_text(text.replace('"followed": 0', f'"followed": {followed}'))
+        os.utime(path, (now_s - age_s, now_s - age_s))
+    found = now()
+    assert value(found, "envplan_iterations_followed_total") == 7
+    labels = [(name, *sorted(has.items())) for name, values in found.items() for has, _ in values]
+    assert len(labels) == len(set(labels))
 
 
 @given(st.text(), st.text(), st.floats(allow_nan=False))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from envplan._io.files import open_regular
 from envplan.enforce.order_file import MAX_ORDER_BYTES, ORDER_SCHEMA, Order
 from envplan.pipeline import Pipeline
 from envplan.runtime.metric_families import prometheus_text
@@ -61,6 +62,21 @@ def test_an_order_counts_from_the_iteration_that_it_names(reader: Reader) -> Non
     (followed,) = reader.logged
     assert isinstance(followed, OrderFollowed)
     assert (followed.sequence, followed.step, followed.rung, followed.late) == (1, 12, 2, 0)
+
+
+def test_an_order_that_comes_while_one_is_opened_is_read_once(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order(1).save(reader.path)
+
+    def opened_late(path: str) -> BinaryIO:
+        order(2, rung=2).save(reader.path)
+        monkeypatch.undo()
+        return open_regular(path)
+
+    monkeypatch.setattr("envplan.runtime.order_reader.open_regular", opened_late)
+    assert reader.rungs(0, 3) == [2, 2, 2, 2]
+    assert [type(event) for event in reader.logged] == [OrderFollowed]
 
 
 def test_a_late_reader_follows_at_once_and_says_how_late(reader: Reader) -> None:

@@ -396,6 +396,9 @@ def test_the_commands_work_on_a_profile_with_parts_and_sweeps_plan_as_solve_does
         "check late.json",
     ):
         done(line)
+    done("apply plan.json -o same.freqplan.json")
+    done("solve --clocks same.freqplan.json -o given.json")
+    assert Plan.load("given.json").stages == Plan.load("plan.json").stages
     rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
     assert [float(row["energy_j"]) for row in rows] == list(energies.values())
     assert [row["one_clock"] for row in rows] == ["False", "True", "False"]

@@ -194,3 +194,10 @@ def test_who_outgrows_the_memory_begins_again_and_ends() -> None:
     oracle = Case(requests, kv_tokens=1300, ttft_s=60.0).check()
     assert oracle.preempted > 0
     assert not any(request.is_unservable for request in oracle.requests)
+
+
+@pytest.mark.parametrize("chunk", [0, 2**20 + 1, 2**31 - 1])
+def test_a_chunk_that_no_engine_has_is_refused(chunk: int) -> None:
+    # Limits are found by going through all chunks: these took seconds.
+    with pytest.raises(ValueError, match="a chunk must have between 1 and 1048576 tokens"):
+        Case(((0.0, 100, 10, 10),), chunk=chunk).engine()

@@ -8,6 +8,7 @@ import pytest
 
 from envplan.errors import InputError
 from envplan.serving import hierarchical_plan
+from envplan.serving.classes import DEFAULT_CLASSES as CLASSES
 from envplan.serving.fixed_fleets import FixedFleets, single_pool
 from envplan.serving.given_fleet import fleet_of_plan, parse_fleet, require_performance
 from envplan.serving.instances import Instances
@@ -35,7 +36,9 @@ def test_a_policy_stands_beside_the_best_fixed_fleets_that_meet_as_many_slos(pas
     for configuration in PROFILE.performance:
         for count in range(1, 24 // configuration.tp + 1):
             fleet = Instances(configuration, count)
-            result = replay_fixed(str(fleet), single_pool(fleet), observed, settings)
+            result = replay_fixed(
+                str(fleet), single_pool(fleet, PROFILE.classes), observed, settings
+            )
             if result.slo_attainment < as_many:
                 continue
             is_highest = configuration.frequency_mhz == observed.max_clock_mhz(configuration.tp)
@@ -78,13 +81,13 @@ def test_where_no_fixed_fleet_does_there_is_none() -> None:
 def test_unlike_instances_of_a_given_fleet_share_what_comes() -> None:
     settings = Settings()
     observed = observe_trace(PROFILE, TALK, settings)
-    alike = replay_fixed("", parse_fleet("3xTP4@1200"), observed, settings)
-    parted = replay_fixed("", parse_fleet("1xTP4@1200, 2xtp4@1200"), observed, settings)
+    alike = replay_fixed("", parse_fleet("3xTP4@1200", CLASSES), observed, settings)
+    parted = replay_fixed("", parse_fleet("1xTP4@1200, 2xtp4@1200", CLASSES), observed, settings)
     assert parted.energy_j == pytest.approx(alike.energy_j)
     assert parted.slo_attainment == alike.slo_attainment
     assert parted.requests_helped == 0
     assert alike.ttft_s.p50 < alike.ttft_s.p90 < alike.ttft_s.p99
-    mixed = parse_fleet("1xTP4@1200,1xTP8@1980")
+    mixed = parse_fleet("1xTP4@1200,1xTP8@1980", CLASSES)
     assert mixed.gpus == 12
     assert replay_fixed("", mixed, observed, settings).slo_attainment > 0.99
 
@@ -101,12 +104,12 @@ def test_a_plans_fleet_serves_a_trace() -> None:
 @pytest.mark.parametrize("text", ["", "TP4@1200", "0xTP4@1200", "3xTP4", "3xTP4@1200,", "3xTP4@x"])
 def test_what_is_no_fleet_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="a fleet is written as"):
-        parse_fleet(text)
+        parse_fleet(text, CLASSES)
 
 
 def test_instances_that_the_profile_does_not_know_are_named() -> None:
     with pytest.raises(InputError, match=r"no TP3 at 7 MHz; it has TP2 at .*; TP8 at "):
-        require_performance(parse_fleet("1xTP3@7"), PROFILE.performance)
+        require_performance(parse_fleet("1xTP3@7", CLASSES), PROFILE.performance)
 
 
 def test_a_fleets_name_is_how_it_is_written() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from envplan.costs.rates import Rate
 from envplan.errors import InputError, NoAnswerError
-from envplan.serving.classes import CLASSES, classify_requests, split_class_indices
+from envplan.serving.classes import CLASSES, DEFAULT_CLASSES
 from envplan.serving.fleet import Fleet, PoolSpec
 from envplan.serving.fleet_controller import FleetController
 from envplan.serving.forecast import DemandForecast, ScaledWindow, expected_windows
@@ -46,7 +46,7 @@ def large_batches() -> Trace:
     calm = calm.part(calm.arrival_s < 300)
     inputs, outputs = calm.lengths(PROFILE)
     inputs, outputs = np.maximum(1, inputs // 4), 2 * outputs
-    classes = classify_requests(inputs, outputs)
+    classes = DEFAULT_CLASSES.classify(inputs, outputs)
     trace = replace(
         calm, input_tokens=inputs, output_tokens=outputs, class_index=classes, covered_s=300.0
     )
@@ -250,10 +250,9 @@ def test_outputs_are_predicted_as_wrongly_as_is_asked_for(under: float, longer: 
     )
     wrong = predicted != trace.class_index
     assert np.all((predicted > trace.class_index)[wrong] == longer)
-    true_inputs, true_outputs = split_class_indices(trace.class_index)
-    can_be_wrong = true_outputs != (2 if longer else 0)
+    can_be_wrong = trace.class_index % 3 != (2 if longer else 0)
     assert wrong.sum() / can_be_wrong.sum() == pytest.approx(0.3, abs=0.02)
-    assert np.array_equal(split_class_indices(predicted)[0], true_inputs)
+    assert np.array_equal(predicted // 3, trace.class_index // 3)
 
 
 def test_one_pool_needs_no_predictor() -> None:
@@ -272,7 +271,9 @@ def test_a_fleet_is_sized_for_the_requests_that_it_can_answer_in_time() -> None:
     inputs, outputs = hour.lengths(PROFILE)
     long = np.arange(len(hour)) % 50 == 0
     inputs = np.where(long, 200_000, inputs).astype(np.int32)
-    trace = replace(hour, input_tokens=inputs, class_index=classify_requests(inputs, outputs))
+    trace = replace(
+        hour, input_tokens=inputs, class_index=DEFAULT_CLASSES.classify(inputs, outputs)
+    )
     result = simulate(PROFILE, trace)
     assert result.requests_hopeless == long.sum()
     assert result.slo_attainment * len(hour) >= 0.999 * (len(hour) - long.sum())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.serving.builtin import BUILTIN
-from envplan.serving.classes import CLASSES, Slo, classify_requests, serves
+from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, Slo
 from envplan.serving.fleet import Fleet, PoolSpec
 from envplan.serving.fleet_controller import FleetController
 from envplan.serving.observed_trace import ObservedTrace
@@ -86,8 +86,11 @@ GOOD = ["2,1980,idle,0,0,200", "2,1980,prefill,128,0.05,600", "2,1980,decode,4,0
         ("", {"classes": {"QQ": {}}}, "no class 'QQ'"),
         ("", {"classes": {"SS": {"ttft_slo_s": 0}}}, "classes.SS.ttft_slo_s"),
         ("", {"classes": {"SS": {"speed": 1}}}, "classes.SS"),
-        ("", {"classes": []}, "classes should be an object"),
+        ("", {"classes": []}, "at least 1 item"),
+        ("", {"classes": 7}, "classes should be an object"),
         ("", {"source": "guessed"}, "measured"),
+        ("", {"chunk_tokens": {"2": 2**20 + 1}}, "less than or equal to 1048576"),
+        ("", {"chunk_tokens": {"2": 0.5}}, "greater than or equal to 1"),
         ("", {"gpu": 7}, "gpu should be a valid string, not 7"),
     ],
 )
@@ -107,9 +110,9 @@ def test_a_bad_profile_or_sidecar_is_refused_with_its_place(
 
 
 def test_classes_follow_lengths_and_slos_are_set_and_scaled() -> None:
-    indices = classify_requests(np.array([255, 256, 1024]), np.array([99, 100, 350]))
+    indices = DEFAULT_CLASSES.classify(np.array([255, 256, 1024]), np.array([99, 100, 350]))
     assert [CLASSES[k] for k in indices] == ["SS", "MM", "LL"]
-    assert [serves("LM", name) for name in ("SS", "SL")] == [True, False]
+    assert [DEFAULT_CLASSES.serves("LM", name) for name in ("SS", "SL")] == [True, False]
     classes = ServingProfile.builtin().with_slos({"LL": Slo(3.0, 0.2)}, 0.5).classes
     assert (classes["LL"].slo, classes["SS"].slo) == (Slo(1.5, 0.1), Slo(0.125, 0.05))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envplan.serving.classes import CLASSES, classify_requests
+from envplan.serving.classes import CLASSES, DEFAULT_CLASSES
 from envplan.serving.fleet import PoolSpec
 from envplan.serving.forecast import DemandForecast, ScaledWindow
 from envplan.serving.observed_trace import ObservedTrace
@@ -27,7 +27,9 @@ def with_inputs(trace: Trace, is_changed: np.ndarray, tokens: int) -> Trace:
     """The trace with inputs of some requests replaced."""
     inputs, outputs = trace.lengths(PROFILE)
     inputs = np.where(is_changed, tokens, inputs).astype(np.int32)
-    return replace(trace, input_tokens=inputs, class_index=classify_requests(inputs, outputs))
+    return replace(
+        trace, input_tokens=inputs, class_index=DEFAULT_CLASSES.classify(inputs, outputs)
+    )
 
 
 def some(trace: Trace, share: float) -> np.ndarray:

@@ -222,6 +222,21 @@ def test_too_few_and_too_many_operations_are_mismatches(
     assert "but the step's end came" in caplog.text
 
 
+def test_iterations_that_are_never_followed_take_no_memory(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    with started(tmp_path) as shim:
+        for _ in range(40):
+            run(shim, *shim.operations[:3])
+            wait_until_set(shim)
+            shim.step()
+        assert shim.mismatches == 40
+        requester, guard = shim._requester, shim.guard
+        assert guard is not None
+        for times in (requester.due_ns, requester.wanted_ns, guard.lags):
+            assert len(times) < 10
+
+
 def test_straggler_switches_to_the_slowest_rung_in_time_at_the_next_step(
     fake_nvml: FakeNvml, tmp_path: Path
 ) -> None:

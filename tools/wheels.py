@@ -36,6 +36,12 @@ def find_python(version: str) -> Path | None:
     return None
 
 
+def _new_environment(python: Path, folder: Path) -> list[str | Path]:
+    """Make an environment of a Python, which need not have pip itself; returns its pip."""
+    subprocess.run([python, "-m", "venv", folder], check=True)
+    return [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+
+
 def build_wheel(python: Path, folder: Path) -> Path:
     """Build a manylinux wheel with a Python.
 
@@ -48,7 +54,8 @@ def build_wheel(python: Path, folder: Path) -> Path:
     """
     with tempfile.TemporaryDirectory() as scratch:
         raw, repaired = Path(scratch, "raw"), Path(scratch, "repaired")
-        wheel = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", raw, ROOT]
+        pip = _new_environment(python, Path(scratch, "environment"))
+        wheel = [*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", raw, ROOT]
         subprocess.run(wheel, check=True)
         (linux_wheel,) = raw.glob("*.whl")
         repair = [sys.executable, "-m", "auditwheel", "repair", "--strip", "--wheel-dir", repaired]
@@ -70,9 +77,8 @@ def prove_wheel(python: Path, wheel: Path) -> None:
     """
     with tempfile.TemporaryDirectory() as scratch:
         environment = Path(scratch, "environment")
-        subprocess.run([python, "-m", "venv", environment], check=True)
-        pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "--disable-pip-version-check", wheel], check=True)
+        pip = _new_environment(python, environment)
+        subprocess.run([*pip, "install", "--quiet", wheel], check=True)
         envplan = environment / "bin" / "envplan"
         solve = [envplan, "solve", "a40-gpt3-1.3b-4stage", "--quiet"]
         subprocess.run(solve, cwd=scratch, check=True)

@@ -123,7 +123,7 @@ class Capacity {
  public:
   // The requests from `from` to `to` that are taken for one of `classes`.
   Capacity(const Service& service, const Size& size, double begin, double duration, int64_t from,
-           int64_t to, uint32_t classes)
+           int64_t to, uint64_t classes)
       : service_(service),
         requests_(service.requests),
         size_(size),
@@ -153,8 +153,8 @@ class Capacity {
  private:
   // The different TTFT SLOs of the classes that are there, strictest first, and the least TBT SLO.
   void find_levels() {
-    uint32_t present = 0;
-    for (const int64_t k : chosen_) present |= 1u << requests_.known[k];
+    uint64_t present = 0;
+    for (const int64_t k : chosen_) present |= uint64_t{1} << requests_.known[k];
     const std::vector<Slo>& slos = service_.slos;
     for (std::size_t c = 0; c < slos.size(); ++c) {
       if (!(present >> c & 1)) continue;
@@ -346,7 +346,7 @@ class Capacity {
 
 }  // namespace
 
-Need Service::required_instances(double begin, double end, uint32_t classes, int32_t size_index,
+Need Service::required_instances(double begin, double end, uint64_t classes, int32_t size_index,
                                  double late) const {
   if (size_index < 0 || static_cast<std::size_t>(size_index) >= sizes.size()) {
     throw std::out_of_range("there is no such size");

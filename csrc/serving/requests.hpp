@@ -5,7 +5,7 @@
 
 namespace envplan::serving {
 
-constexpr std::size_t kMaxClasses = 32;  // sets of classes are bits
+constexpr std::size_t kMaxClasses = 64;  // sets of classes are bits
 
 // A latency objective, s: the longest time to the first token, and the longest mean time between
 // further ones.

@@ -27,7 +27,7 @@ Service::Service(Requests requests, std::vector<Tables> tables, std::vector<Size
 }
 
 void Service::check() const {
-  require(!slos.empty() && slos.size() <= kMaxClasses, "there must be one to 32 classes");
+  require(!slos.empty() && slos.size() <= kMaxClasses, "there must be one to 64 classes");
   require(usual_output.size() == slos.size(), "each class needs a usual output");
   for (const double tokens : usual_output) require(tokens >= 0, "tokens must not be negative");
   require(max_context > 0, "the longest context must be positive");
@@ -52,7 +52,9 @@ void Service::check() const {
   }
   for (const Size& size : sizes) {
     require(size.link_bytes_s > 0, "a link must carry something");
-    require(size.chunk >= 1 && !size.tables.empty(), "a size needs a chunk and a configuration");
+    require(size.chunk >= 1 && size.chunk <= kMostChunk,
+            "a chunk must have between 1 and 1048576 tokens");
+    require(!size.tables.empty(), "a size needs a configuration");
     for (const int32_t k : size.tables) {
       require(k >= 0 && static_cast<std::size_t>(k) < tables.size(),
               "a size names no configuration");

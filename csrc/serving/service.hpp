@@ -12,9 +12,10 @@
 
 namespace envplan::serving {
 
-constexpr double kNever = 1e300;      // s
-constexpr double kTbtShare = 0.8;     // of the SLO that a batch may take between two tokens
-constexpr int32_t kLeastChunk = 128;  // prompt tokens of an iteration, at least
+constexpr double kNever = 1e300;         // s
+constexpr double kTbtShare = 0.8;        // of the SLO that a batch may take between two tokens
+constexpr int32_t kLeastChunk = 128;     // prompt tokens of an iteration, at least
+constexpr int32_t kMostChunk = 1 << 20;  // and at most: limits are found by going through them
 
 // What a stretch of requests asks of one instance size.
 struct Need {
@@ -62,7 +63,7 @@ struct Service {
   // the work that goes before it takes longer than its SLO leaves. Contexts must fit, too. Requests
   // that are late in any case are work like others, and are not counted as late; those that the
   // size cannot hold are no work, and hopeless. Those that are too long do not count.
-  Need required_instances(double begin, double end, uint32_t classes, int32_t size,
+  Need required_instances(double begin, double end, uint64_t classes, int32_t size,
                           double late) const;
 
   // Tables of a size at its highest clock.

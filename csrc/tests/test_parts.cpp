@@ -63,6 +63,18 @@ void slack_keeps_the_hull() {
   CHECK(compose(shape.problem(50, 0, 0, 1000), 1000).size() >= 2);
 }
 
+void a_slack_beyond_all_energies_is_refused() {
+  const Shape shape;
+  bool refused = false;
+  try {
+    compose(shape.problem(0, 0, 0, std::int64_t{1} << 62), 1000);
+  } catch (const std::overflow_error&) {
+    refused = true;
+  }
+  CHECK(refused);
+  CHECK(compose(shape.problem(0, 0, 0, (std::int64_t{1} << 62) - 1), 1000).size() >= 1);
+}
+
 void too_many_options_are_refused() {
   const Shape shape;
   bool refused = false;
@@ -98,6 +110,7 @@ int main() {
   clocks_are_held();
   waiting_makes_slower_options_worth_having();
   slack_keeps_the_hull();
+  a_slack_beyond_all_energies_is_refused();
   too_many_options_are_refused();
   options_that_contradict_each_other_are_refused();
   return envplan::test::summary("parts");

@@ -40,7 +40,7 @@ class InputError(EnvplanError):
         line: int | None = None,
         column: str | int | None = None,
     ) -> None:
-        self.message = message
+        self.message = _printable(message)  # names of fields and columns come from files
         self.path = None if path is None else os.fspath(path)
         self.line = line
         self.column = column
@@ -48,8 +48,9 @@ class InputError(EnvplanError):
         if line is not None:
             where += f":{line}" if where else f"line {line}"
         if column is not None:
-            where += f", column {column}" if where else f"column {column}"
-        super().__init__(f"{where}: {message}" if where else message)
+            name = f"column {_printable(str(column))}"
+            where += f", {name}" if where else name
+        super().__init__(f"{where}: {self.message}" if where else self.message)
 
 
 class NoAnswerError(EnvplanError):

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from envplan.serving.classes import CLASSES, classify_requests
+from envplan.serving.classes import DEFAULT_CLASSES
 from envplan.serving.performance import InstancePerformance
 from envplan.serving.profile import ServingProfile
 
@@ -213,13 +213,13 @@ def class_means(data: Path) -> dict[str, dict[str, float]]:
     files = [data / f"AzureLLMInferenceTrace_{name}.csv.gz" for name in ("code", "conv")]
     hours = pd.concat(pd.read_csv(file) for file in files)
     given, made = hours.ContextTokens.to_numpy(), hours.GeneratedTokens.to_numpy()
-    place = classify_requests(given, made)
+    place = DEFAULT_CLASSES.classify(given, made)
     return {
         name: {
             "input_tokens": round(float(given[place == k].mean()), 1),
             "output_tokens": round(float(made[place == k].mean()), 1),
         }
-        for k, name in enumerate(CLASSES)
+        for k, name in enumerate(DEFAULT_CLASSES)
     }
 
 

@@ -20,6 +20,9 @@ from envplan.errors import InputError, shown
 MAX_DOCUMENT_BYTES: Final = 256 * 2**20
 
 #: What to do with a document where another kind is asked for, by its schema; added to an error.
+#: Of a field in an error message, in characters.
+_LONGEST_NAME: Final = 80
+
 _REMEDIES: Final = {
     "envplan/freqplan/v1": "; it is a frequency plan already, which training follows: give the "
     "plan that it was made from"
@@ -151,8 +154,12 @@ def _field_path(steps: Sequence[int | str]) -> str:
     """Where a field is in a document, as in pools[0].groups[1].tp."""
     path = ""
     for step in steps:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+        path += f"[{step}]" if isinstance(step, int) else f".{_shortened(step)}"
     return path.removeprefix(".")
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
 
 
 def readable_json(value: object, depth: int = 0) -> str:

@@ -14,7 +14,8 @@ from envplan._io.files import is_file, parse_json, read_bounded
 from envplan._io.tables import header_names
 from envplan.check import provers
 from envplan.check.provers import OpenedFile
-from envplan.check.unproved import not_proved
+from envplan.check.sources import Sources
+from envplan.check.unproved import NOT_PROVED, not_proved
 from envplan.enforce.order_file import ORDER_SCHEMA
 from envplan.errors import InputError, naming, shown
 from envplan.site.model import SITE_SCHEMA
@@ -24,6 +25,16 @@ __all__ = ["Checked", "check_file", "kind_of_file"]
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 _LONGEST_HEADER: Final = 100_000
 _SIDECAR: Final = ".meta.json"
+#: What is drawn, by how its file begins, in small letters.
+_DRAWINGS: Final = {
+    b"<!doctype html": "web page",
+    b"<html": "web page",
+    b"<?xml": "picture",
+    b"<svg": "picture",
+    b"\x89png": "picture",
+    b"%pdf": "picture",
+}
+_LONGEST_MARK: Final = max(map(len, _DRAWINGS))
 
 
 class Checked(NamedTuple):
@@ -43,6 +54,7 @@ class Checked(NamedTuple):
 
 
 Prover = Callable[[OpenedFile], list[str]]
+SourceFinder = Callable[[OpenedFile], Sources | None]
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,7 @@ class FileKind:
     Attributes:
         name: what people call it.
         prove: its proof.
+        find_sources: the files beside it that it was made from, which prove more of it.
         suffixes: how names of such files end.
         schemas: what `schema` says in such documents.
         keys: of such documents without a schema.
@@ -61,6 +74,7 @@ class FileKind:
 
     name: str
     prove: Prover
+    find_sources: SourceFinder | None = None
     suffixes: tuple[str, ...] = ()
     schemas: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
@@ -108,6 +122,9 @@ def check_file(
     text = data.lstrip(_BLANK)
     if not text:
         raise InputError("is empty", path=file)
+    drawing = _drawing_or_none(text)
+    if drawing is not None:
+        raise InputError(f"is a {drawing}, which states nothing that can be proved", path=file)
     columns = _column_names(text)
     kind = _first_kind(lambda kind: kind.has_suffix_of(file))
     document: Any = None
@@ -121,9 +138,14 @@ def check_file(
             raise InputError(f"is no file of envplan: its schema is {shown(schema)}", path=file)
     if kind is None:
         kind = _first_kind(lambda kind: kind.has_table(columns)) or PROFILE
+    opened = OpenedFile(file, document, columns, profile, force, progress)
     with naming(file):
-        proved = kind.prove(OpenedFile(file, document, columns, profile, force, progress))
-    trusted = not_proved(kind.name, document, columns)
+        proved = kind.prove(opened)
+        sources = None if kind.find_sources is None else kind.find_sources(opened)
+        if sources is not None:
+            proved += sources.prove()
+    patterns = NOT_PROVED[kind.name] if sources is None else sources.not_proved
+    trusted = not_proved(patterns, document, columns)
     return Checked(kind.name, proved, profile or _named_profile(document, file), trusted)
 
 
@@ -132,6 +154,9 @@ def kind_of_file(file: Path) -> str | None:
     try:
         data = read_bounded(file, MAX_DOCUMENT_BYTES)
         text = data.lstrip(_BLANK)
+        drawing = _drawing_or_none(text)
+        if drawing is not None:
+            return drawing
         kind = _first_kind(lambda kind: kind.has_suffix_of(file))
         if kind is None and text.startswith(b"{"):
             document = parse_json(data, file)
@@ -144,6 +169,15 @@ def kind_of_file(file: Path) -> str | None:
     except InputError:
         return None
     return None if kind is None else kind.name
+
+
+def _drawing_or_none(text: bytes) -> str | None:
+    """What is drawn in a file that begins so: envplan writes pages and pictures, too."""
+    beginning = text[:_LONGEST_MARK].lower()
+    for mark, name in _DRAWINGS.items():
+        if beginning.startswith(mark):
+            return name
+    return None
 
 
 def _column_names(text: bytes) -> tuple[str, ...]:
@@ -184,13 +218,21 @@ KINDS: Final[tuple[FileKind, ...]] = (
     FileKind("sidecar", prove_sidecar, suffixes=(_SIDECAR,)),
     FileKind("site plan", provers.prove_site, schemas=(SITE_SCHEMA,)),
     FileKind("plan", provers.prove_plan, schemas=("envplan/plan/v1",)),
-    FileKind("frequency plan", provers.prove_frequency_plan, schemas=("envplan/freqplan/v1",)),
+    FileKind(
+        "frequency plan",
+        provers.prove_frequency_plan,
+        provers.sources_of_frequency_plan,
+        schemas=("envplan/freqplan/v1",),
+    ),
     FileKind("frontier", provers.prove_frontier, schemas=("envplan/frontier/v1",)),
     FileKind("order", provers.prove_order, schemas=(ORDER_SCHEMA,)),
     FileKind("DAG", provers.prove_dag, schemas=("envplan/dag/v1",)),
     FileKind("serving plan", provers.prove_serving_plan, schemas=("envplan/serving-plan/v1",)),
     FileKind(
-        "serving clocks", provers.prove_serving_clocks, schemas=("envplan/serving-clocks/v1",)
+        "serving clocks",
+        provers.prove_serving_clocks,
+        provers.sources_of_serving_clocks,
+        schemas=("envplan/serving-clocks/v1",),
     ),
     FileKind("Chrome trace", provers.prove_chrome_trace, keys=("traceEvents",)),
     FileKind("schedule", provers.prove_torch_csv, first_cell=r"\d+[fbiw]\d+"),

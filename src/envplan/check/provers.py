@@ -18,6 +18,7 @@ from envplan._io.words import counted, significant
 from envplan.check.frontiers import check_curve, check_rows
 from envplan.check.plans import verify_plan
 from envplan.check.sites import verify_site
+from envplan.check.sources import AppliedPlan, Sources
 from envplan.costs.rate_file import read_rate
 from envplan.enforce.clock_files import count_clocks
 from envplan.enforce.freqplan import FrequencyPlan
@@ -80,6 +81,14 @@ def prove_frequency_plan(file: OpenedFile) -> list[str]:
     return FrequencyPlan.from_document(file.document, path=file.path).check()
 
 
+def sources_of_frequency_plan(file: OpenedFile) -> Sources | None:
+    """The plan that a frequency plan was made from; None where it is not beside it."""
+    freqplan = FrequencyPlan.from_document(file.document, path=file.path)
+    return AppliedPlan.find(
+        freqplan, file.path, file.profile, force=file.force, progress=file.progress
+    )
+
+
 def prove_frontier(file: OpenedFile) -> list[str]:
     """A frontier is that of its job, traced again."""
     frontier = FrontierFile.from_document(file.document, path=file.path)
@@ -127,6 +136,15 @@ def prove_serving_clocks(file: OpenedFile) -> list[str]:
         "GPU used twice",
         f"clocks were checked against those of: {applied.clocks_source}",
     ]
+
+
+def sources_of_serving_clocks(file: OpenedFile) -> Sources | None:
+    """The plan that serving clocks were made from; None where it is not beside them."""
+    from envplan.check.serving_sources import AppliedServingPlan
+    from envplan.serving.apply import ServingApplied
+
+    applied = ServingApplied.load(file.path)
+    return AppliedServingPlan.find(applied, file.path, file.profile, force=file.force)
 
 
 def prove_chrome_trace(file: OpenedFile) -> list[str]:

@@ -63,6 +63,13 @@ _SERVING_PLAN: Final = (
     "asked.slos.*.tbt_s",
     "asked.merge",
     "asked.one_frequency",
+    "asked.classes[].name",
+    "asked.classes[].input_tokens",
+    "asked.classes[].output_tokens",
+    "asked.classes[].ttft_slo_s",
+    "asked.classes[].tbt_slo_s",
+    "asked.classes[].input_tokens_up_to",
+    "asked.classes[].output_tokens_up_to",
     "predicted.power_lower_bound_w",
     "predicted.baseline.gpus",
     "predicted.baseline.power_w",
@@ -142,15 +149,14 @@ NOT_PROVED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def not_proved(kind: str, document: object, columns: Sequence[str]) -> list[str]:
+def not_proved(patterns: tuple[str, ...], document: object, columns: Sequence[str]) -> list[str]:
     """The fields of a file that nothing proves; "*" if that is all of them.
 
     Args:
-        kind: of the file.
+        patterns: names of fields that nothing proves, as in NOT_PROVED.
         document: its JSON value; None of a table.
         columns: of a table.
     """
-    patterns = NOT_PROVED[kind]
     if patterns == _ALL:
         return list(_ALL)
     names = dict.fromkeys(columns if document is None else _field_names(document))

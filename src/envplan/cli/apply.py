@@ -254,6 +254,8 @@ def apply(
             force=source.force,
             plan_sha256=_sha256(source.plan),
         )
+    if followed is not plan:
+        applied = applied.model_copy(update={"min_dwell_s": min_dwell})
     if not dry_run:
         atomic_write(file, chosen_format.text(applied))
     if chosen_format is ZEUS:

@@ -29,10 +29,13 @@ _TAKEN: Final[dict[str, _Taken]] = {
     "compare": _PROFILE,
     "smooth": _PROFILE,
     "advise": _PROFILE,
+    "savings": _PROFILE,
     "apply": _PLAN,
     "simulate": _PLAN,
     "timeline": _PLAN,
     "report": _PLAN,
+    "preflight": _Taken(frozenset({"frequency plan"}), "a frequency plan"),
+    "schedule": _Taken(frozenset({"DAG", "Chrome trace", "schedule"}), "a schedule"),
     "refine": _Taken(_PLAN.kinds | {"run log"}, "a plan and a run log"),
     "sweep": _Taken(frozenset({"sweep configuration"}), "a sweep's configuration"),
     # The file of a site's jobs is TOML, too.

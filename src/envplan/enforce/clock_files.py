@@ -6,7 +6,7 @@ There are three kinds of files:
   (instruction, MHz). It is read with ast.literal_eval and never run. Kareus writes a
   `scheds_pipeline_*.py` of the same number beside it, with the config of each operation.
 - Our frequency plan.
-- A CSV of stage, frequency and either position or instruction and microbatch.
+- A CSV of stage, frequency and either position or instruction and microbatch; maybe with configs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field
 
 from envplan._io.files import AnyPath, decoded, parse_json, read_bounded
 from envplan._io.tables import Table, parse_table
-from envplan.enforce.freqplan import FrequencyPlan, OperationKey
+from envplan.enforce.freqplan import FrequencyPlan, OperationKey, RankPlan
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline import Operation, Pipeline
 
@@ -43,6 +43,9 @@ _BLANK_OR_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf \t\r\n"
 #: A value for each operation of each stage, in execution order.
 _ByStage = Sequence[Sequence[T]]
 
+#: MHz, or MHz and a config.
+_Clock = int | tuple[int, str]
+
 
 class _Kind(Enum):
     """The kinds of files of clocks."""
@@ -52,10 +55,10 @@ class _Kind(Enum):
     TABLE = auto()
 
 
-def read_clocks(path: AnyPath, pipeline: Pipeline) -> Sequence[Sequence[int | tuple[int, str]]]:
+def read_clocks(path: AnyPath, pipeline: Pipeline) -> _ByStage[_Clock]:
     """MHz of each stage's operations in execution order, as `plan_from_clocks` takes them.
 
-    Where Kareus's file of configs lies beside the file, (MHz, config) instead.
+    Where the file has configs, or Kareus's file of configs lies beside it, (MHz, config) instead.
 
     Args:
         path: of the file.
@@ -89,7 +92,7 @@ def count_clocks(path: AnyPath) -> list[int]:
     """
     data, path = read_bounded(path, MAX_FILE_BYTES), Path(path)
     with naming(path):
-        if path.suffix.lower() in _LIST_SUFFIXES:
+        if _kind_of(data, path) is _Kind.LISTS:
             lists = _parse_lists(data, path)
             return [len(_clocks_of_list(stage, entries)) for stage, entries in enumerate(lists)]
         rows = list(_read_table(data, path).rows())
@@ -127,11 +130,17 @@ def _require_stages(num_stages: int, stages: _ByStage[Operation]) -> None:
 
 def _clocks_of_frequency_plan(
     data: bytes, path: Path, stages: _ByStage[Operation]
-) -> list[list[int]]:
+) -> list[list[_Clock]]:
     plan = FrequencyPlan.from_document(parse_json(data, path), path=path)
-    planned = plan.stage_operations()
-    _require_stages(len(planned), stages)
-    return [[operation.frequency_mhz for operation in operations] for operations in planned]
+    _require_stages(plan.layout.stages, stages)
+    rank_of_stage = {rank.stage: rank for rank in plan.ranks}
+    return [_clocks_of_rank(rank_of_stage[stage]) for stage in range(len(stages))]
+
+
+def _clocks_of_rank(rank: RankPlan) -> list[_Clock]:
+    if rank.configs is None:
+        return list(rank.frequencies)
+    return list(zip(rank.frequencies, rank.configs, strict=True))
 
 
 # Python lists
@@ -305,6 +314,12 @@ class _Row(BaseModel):
         int | None, Field(ge=0, lt=2**31, description="a microbatch from 0 up")
     ] = None
     chunk: Annotated[int | None, Field(ge=0, lt=2**31, description="a chunk from 0 up")] = None
+    config: Annotated[str | None, Field(description="a config")] = None
+
+    @property
+    def clock(self) -> _Clock:
+        """The clock, with its config where the table has any."""
+        return self.frequency if self.config is None else (self.frequency, self.config)
 
     @property
     def names_an_operation(self) -> bool:
@@ -342,15 +357,15 @@ def _position_of(row: _Row, position_by_key: Mapping[OperationKey, int]) -> int 
     return position_by_key.get(OperationKey(row.instruction, row.microbatch, row.chunk or 0))
 
 
-def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> list[list[int]]:
-    """Clocks of a table with a row for each operation, in any order.
+def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> list[list[_Clock]]:
+    """Clocks of a table with a row for each operation, in any order; 0 where there is no row.
 
     Raises:
         InputError: a row names no operation of the pipeline, or two rows contradict each other.
     """
     table = _read_table(data, path)
     positions = [_positions_by_key(operations) for operations in stages]
-    clocks: list[dict[int, int]] = [{} for _ in stages]  # MHz by position
+    clocks: list[dict[int, _Clock]] = [{} for _ in stages]  # by position
     for number, row in enumerate(table.rows()):
         if row.stage >= len(stages):
             raise table.error(number, f"the pipeline has stages 0 to {len(stages) - 1}", "stage")
@@ -359,13 +374,12 @@ def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> li
         position = _position_of(row, positions[row.stage])
         if position is None or position >= len(stages[row.stage]):
             raise table.error(number, f"stage {row.stage} has no such operation")
-        if clocks[row.stage].setdefault(position, row.frequency) != row.frequency:
+        if clocks[row.stage].setdefault(position, row.clock) != row.clock:
             raise table.error(
                 number,
                 "says another clock of an operation than a row before it; is the file of one run?",
             )
-    clocks_in_order = []
-    for clocks_by_position in clocks:
-        positions_in_order = sorted(clocks_by_position)
-        clocks_in_order.append([clocks_by_position[position] for position in positions_in_order])
-    return clocks_in_order
+    return [
+        [stage_clocks.get(position, 0) for position in range(len(operations))]
+        for stage_clocks, operations in zip(clocks, stages, strict=True)
+    ]

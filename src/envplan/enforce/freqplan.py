@@ -229,6 +229,8 @@ class FrequencyPlan(Document):
         stage_power: of one GPU of each stage; absent in files of older versions.
         raised: planned clocks that the GPU does not have.
         dwell: in files of older versions, what it took to make clocks last.
+        min_dwell_s: so long clocks shall last, s, for which the plan was planned again; absent
+            where it was applied as it is.
         switching: how long clocks take to change; absent where they are taken to come at once,
             and in files of older versions.
         ranks: every global rank, in order; those of one stage have the same operations.
@@ -254,6 +256,7 @@ class FrequencyPlan(Document):
     stage_power: list[StagePower] | None = None
     raised: list[RaisedClock]
     dwell: dict[str, float] | None = None
+    min_dwell_s: Seconds | None = None
     switching: Switching | None = None
     ranks: list[RankPlan]
     ladder: list[Rung] | None = None

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.text import Annotation, Text
 
+#: Room around a text, in points of a 72nd of an inch: letters fill it sideways, but not above.
+_GAP_BESIDE = 3
+_GAP_ABOVE = 1
+
 
 class Place(NamedTuple):
     """A place for a label: a point, and where the text lies from there.
@@ -119,8 +123,13 @@ class Labels:
 
     def _box_of(self, label: Text) -> _Box:
         extent = label.get_window_extent()
-        gap = self._pixels(1)
-        return _Box(extent.x0 - gap, extent.y0 - gap, extent.x1 + gap, extent.y1 + gap)
+        beside, above = self._pixels(_GAP_BESIDE), self._pixels(_GAP_ABOVE)
+        return _Box(
+            left=extent.x0 - beside,
+            bottom=extent.y0 - above,
+            right=extent.x1 + beside,
+            top=extent.y1 + above,
+        )
 
     def _is_free(self, box: _Box) -> bool:
         room = self.axes.bbox

@@ -373,11 +373,11 @@ class StragglerWatch:
         """Send this rank's latest time, and use those of _EXCHANGE_STEPS before."""
         if self._has_failed:
             return
-        self._exchanges.append(self._send_own_time())
-        if len(self._exchanges) <= _EXCHANGE_STEPS:
-            return
-        exchange = self._exchanges.popleft()
         try:
+            self._exchanges.append(self._send_own_time())
+            if len(self._exchanges) <= _EXCHANGE_STEPS:
+                return
+            exchange = self._exchanges.popleft()
             exchange.work.wait()
         except RuntimeError as error:  # a rank is gone, which training itself will notice
             _logger.warning("stragglers are not looked for any more: %s", error)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Final
+from typing import Final, NamedTuple
 
 from envplan.devices import (
     DEFAULT_BACKEND,
@@ -49,6 +49,13 @@ class _GpuReading:
     locked_mhz: int
 
 
+class _Run(NamedTuple):
+    """A rank that follows a plan, and the name of the user whose it is."""
+
+    status: RunStatus
+    user: str
+
+
 class NodeMetrics:
     """Collects the metrics of this node. Not for use by several threads at once.
 
@@ -71,11 +78,10 @@ class NodeMetrics:
         by_uuid = {reading.info.uuid: reading for reading in readings}
         for reading in readings:
             _add_gpu(families, reading)
-        for user in sorted(users_with_folders()):
-            for status in read_statuses(user):
-                reading_of_run = by_uuid.get(status.uuid)
-                index = status.device if reading_of_run is None else reading_of_run.info.index
-                _add_run(families, status, index, user_name(user))
+        for run in _latest_runs():
+            reading_of_run = by_uuid.get(run.status.uuid)
+            index = run.status.device if reading_of_run is None else reading_of_run.info.index
+            _add_run(families, run.status, index, run.user)
         families.gauge(
             "envplan_last_look_timestamp_seconds", "When these metrics were collected."
         ).add(time.time())
@@ -114,6 +120,20 @@ class NodeMetrics:
         except DeviceError:
             self._ask_again_at[index] = time.monotonic() + _PAUSE_S
             return None
+
+
+def _latest_runs() -> list[_Run]:
+    """The runs of all users on this node.
+
+    Of several that would have the same labels, such as two trainings that share a GPU, only the one
+    that was written last: Prometheus takes nothing at all where labels occur twice.
+    """
+    latest: dict[tuple[str | int, int], _Run] = {}
+    for user in sorted(users_with_folders()):
+        for status in read_statuses(user):
+            gpu = status.uuid or status.device
+            latest[gpu, status.rank] = _Run(status, user_name(user))
+    return list(latest.values())
 
 
 def _read_device(device: Device) -> _GpuReading:

@@ -79,6 +79,11 @@ class _FileState(NamedTuple):
     size: int
     modified_ns: int
 
+    @classmethod
+    def of(cls, found: os.stat_result) -> _FileState:
+        """The state in what the system says of a file."""
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
 
 class OrderReader:
     """Reads the orders of a job, for one rank. For use by one thread.
@@ -91,7 +96,6 @@ class OrderReader:
 
     Attributes:
         in_force: the order that is followed; None before the first one.
-        num_refused: files of orders that were not followed.
     """
 
     def __init__(
@@ -103,7 +107,6 @@ class OrderReader:
         log: Callable[[RunEvent], None],
     ) -> None:
         self.in_force: Order | None = None
-        self.num_refused = 0
         self._path = os.fspath(path)
         self._plan_sha256 = plan.plan_sha256
         self._num_rungs = 1 + len(plan.ladder or ())
@@ -117,7 +120,6 @@ class OrderReader:
         """The rung that an iteration follows, which is about to begin; 0 is the plan itself."""
         state = self._file_state()
         if state is not None and state != self._seen:
-            self._seen = state
             self._read(iteration)
         pending = self._pending
         if pending is not None and self._is_due(pending, iteration):
@@ -131,7 +133,7 @@ class OrderReader:
             found = os.stat(self._path)  # noqa: PTH116 (a Path would take twice as long)
         except (OSError, ValueError):
             return None
-        return _FileState(found.st_ino, found.st_size, found.st_mtime_ns)
+        return _FileState.of(found)
 
     def _read(self, iteration: int) -> None:
         """Read the file, and take its order for the next one if it can be followed."""
@@ -148,7 +150,6 @@ class OrderReader:
             self._is_unreadable = False
 
     def _refuse(self, iteration: int, message: str) -> None:
-        self.num_refused += 1
         self._log(OrderRefused(rank=self._rank, step=iteration, message=message))
 
     def _followable_order(self) -> Order:
@@ -159,6 +160,8 @@ class OrderReader:
             InputError: it is no order, is for another plan, or is not newer than the last one.
         """
         with open_regular(self._path) as file:
+            # Of the file that was opened: it may have been replaced since it was looked at.
+            self._seen = _FileState.of(os.fstat(file.fileno()))
             data = file.read(MAX_ORDER_BYTES + 1)
         if len(data) > MAX_ORDER_BYTES:
             raise InputError("is too long for an order", path=self._path)

@@ -402,7 +402,9 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             self._note_mismatch("step", expected, None)
         if self._follower.num_empty == _MAX_EMPTY_STEPS and not self._missed_reason:
             self._warn_on_rank_0(self._why_not_followed())
-        self._requester.call_after_requests(partial(self._process_reports, self.steps, followed))
+        self._requester.call_after_requests(
+            partial(self._process_reports, self.steps, followed, self._requester.last_request_id)
+        )
         self.steps += 1
         self._spans = []
 
@@ -440,7 +442,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             return
         self._is_closed = True
         self._requester.close()
-        self._process_reports(self.steps, None)
+        self._process_reports(self.steps, None, self._requester.last_request_id)
         if self._missed_reason or self._was_never_used():
             self._warn_on_rank_0(self._why_not_followed())
         if self.clock_errors:
@@ -529,7 +531,9 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             Mismatch(rank=self.rank, step=self.steps, where=where, expected=expected, got=got)
         )
 
-    def _process_reports(self, step: int, followed: FollowedStep | None) -> None:
+    def _process_reports(
+        self, step: int, followed: FollowedStep | None, last_request_id: int
+    ) -> None:
         """Take note of what the guard reports, and log the steps that are decided by it.
 
         Runs in the thread of the ClockRequester, where that has one.
@@ -537,9 +541,12 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         Args:
             step: the number of the step that is over for the device.
             followed: the same, if it followed its schedule.
+            last_request_id: that was made until the step's end.
         """
         if followed is not None:
             self._accounting.add(followed)
+        else:
+            self._accounting.pass_over(last_request_id)
         for problem in self._accounting.read_reports():
             self.clock_errors += 1
             self._first_clock_error = self._first_clock_error or problem

@@ -257,16 +257,25 @@ def _new_path() -> Path | None:
 
 
 def read_statuses(user: int) -> Iterator[RunStatus]:
-    """The statuses of a user's ranks that run on this node.
+    """The statuses of a user's ranks that run on this node, the one written last at the end.
 
     What a user has written is not trusted: a file counts only if it is his, small, and right.
     """
     for folder in lock_folders(user):
-        for path in sorted(folder.glob(f"*{_SUFFIX}"))[:_MAX_FILES]:
+        oldest_first = sorted(folder.glob(f"*{_SUFFIX}"), key=_modified_time)
+        for path in oldest_first[-_MAX_FILES:]:
             with suppress(OSError, EnvplanError, ValueError, RecursionError):
                 status = _read_status(path, user)
                 if status is not None:
                     yield status
+
+
+def _modified_time(path: Path) -> float:
+    """When a file was modified, s since 1970; 0 where it is gone."""
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _read_status(path: Path, user: int) -> RunStatus | None:

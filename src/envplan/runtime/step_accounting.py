@@ -119,6 +119,15 @@ class StepAccounting:
         """A step has been followed to its end."""
         self._undecided.append(step)
 
+    def pass_over(self, last_request_id: int) -> None:
+        """A step has not been followed to its end.
+
+        Args:
+            last_request_id: that was made until its end.
+        """
+        if not self._undecided:
+            self._forget_requests_before(last_request_id)
+
     def read_reports(self) -> list[str]:
         """Read what the guard reports: its problems, a line each."""
         problems = self._requester.read_problems()
@@ -133,7 +142,7 @@ class StepAccounting:
         while self._undecided and self._is_decided(self._undecided[0]):
             step = self._undecided.popleft()
             yield self._account(step)
-            self._forget_lags_before(step.request_ids.stop - 1)
+            self._forget_requests_before(step.request_ids.stop - 1)
 
     @property
     def num_undecided(self) -> int:
@@ -200,8 +209,8 @@ class StepAccounting:
             for operation, span in zip(step.schedule.operations, step.spans, strict=True)
         )
 
-    def _forget_lags_before(self, request_id: int) -> None:
-        """The next step may still run under the last request of this one, and no earlier one."""
+    def _forget_requests_before(self, request_id: int) -> None:
+        """Forget when requests were due, wanted and set, before one that may still be in force."""
         if self._guard is not None:
             lags = self._guard.lags
             for old_id in [number for number in lags if number < request_id]:

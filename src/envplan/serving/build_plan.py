@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
-from envplan.serving.classes import CLASSES, Slo
+from envplan.serving.classes import Slo
 from envplan.serving.plan import (
     DECODE,
     PREFILL,
@@ -23,7 +23,6 @@ from envplan.serving.plan import (
 )
 from envplan.serving.plan_replay import PlanReplay
 from envplan.serving.plan_request import PlanRequest
-from envplan.serving.pool_assignment import home_class
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import DISAGGREGATED
 from envplan.serving.split_fleet_planning import HeldFleet
@@ -49,6 +48,7 @@ def build_pool(
     slo: Slo,
     served_tokens_s: Mapping[str, float],
     groups: Iterable[InstanceGroup],
+    order: Iterable[str],
 ) -> Pool:
     """The pool of a class, with the power and the latencies of its instances.
 
@@ -57,13 +57,14 @@ def build_pool(
         slo: the strictest of what it serves.
         served_tokens_s: load of each class that it serves, in that class's own tokens.
         groups: its instances.
+        order: of all classes.
     """
     return Pool(
         request_class=request_class,
         slo=slo,
         serves=[
             Served(request_class=name, load_tokens_s=served_tokens_s[name])
-            for name in CLASSES
+            for name in order
             if name in served_tokens_s
         ],
         groups=[_build_group(group) for group in groups],
@@ -146,8 +147,8 @@ def build_plan_apart(
 
 def _pool_with_roles(profile: ServingProfile, request: PlanRequest, held: HeldFleet) -> Pool:
     """The pool of a fleet, a group for each role."""
-    classes = [name for name in CLASSES if name in held.requests_s]
-    home = home_class(classes)
+    classes = [name for name in profile.classes if name in held.requests_s]
+    home = profile.classes.lowest_host(classes)
     loads = request.loads_tokens_s
     carried_tokens_s = sum(
         loads[name] * profile.load_conversion_factor(name, home) for name in classes

@@ -1,15 +1,18 @@
-"""The nine request classes: how long their requests are and how fast they must be answered.
+"""Request classes: how long their requests are, and how fast they must be answered.
 
-A class is named by the length of its input and of its output, short, medium or long: SS, SM, ...
-LL. The bounds between the lengths, and the SLOs, are those of DynamoLLM's evaluation as we know
-them. A profile's sidecar may state other mean lengths and SLOs.
+A class takes inputs and outputs of up to so many tokens. A request is of the first class, in their
+order, that takes it, and the last class takes all. Users state their own (class_file.py). Without
+them there are the nine of DynamoLLM, as we know them, named by the length of input and output:
+short, medium or long: SS, SM, ... LL. A profile's sidecar may state other mean lengths and SLOs of
+these.
 
-A class index is a class's position in CLASSES. Only this module knows how the two lengths make one.
+A class index is a class's place in that order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Final, NamedTuple
 
 import numpy as np
@@ -17,25 +20,18 @@ import numpy.typing as npt
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
-from envplan._io.documents import Model
+from envplan._io.documents import Count, Model
 from envplan.errors import InputError
 
-_LENGTHS: Final = "SML"
-#: Lengths of an input, and of an output: short, medium, long.
-NUM_LENGTHS: Final = len(_LENGTHS)
-
-#: All classes, shortest first: a class that can serve another comes after it.
-CLASSES: Final = ("SS", "SM", "SL", "MS", "MM", "ML", "LS", "LM", "LL")
-
-#: Tokens from which on an input is medium, and long.
-INPUT_BOUNDS: Final = (256, 1024)
-#: Tokens from which on an output is medium, and long.
-OUTPUT_BOUNDS: Final = (100, 350)
+#: The engine has the classes of a pool in the bits of a word (csrc/serving/requests.hpp).
+MAX_CLASSES: Final = 64
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int32]
 ClassIndices = npt.NDArray[np.uint8]
 Positive = Annotated[float, Field(gt=0, strict=True)]
+#: Names stand in options as in --load chat=2000,code=500.
+ClassName = Annotated[str, Field(pattern=r"^[^\s=,+]{1,64}$")]
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid", strict=False, allow_inf_nan=False))
@@ -60,19 +56,25 @@ class Slo:
 
 
 class RequestClass(Model):
-    """Mean lengths and SLO of one class.
+    """A class: the lengths that it takes, its mean lengths and its SLO.
 
     Attributes:
+        name: of the class.
         input_tokens: mean length of its inputs.
         output_tokens: mean length of its outputs.
         ttft_slo_s: the most seconds to the first token.
         tbt_slo_s: the most seconds between further tokens.
+        input_tokens_up_to: the longest input that it takes; None: any.
+        output_tokens_up_to: the longest output that it takes; None: any.
     """
 
+    name: ClassName
     input_tokens: Positive
     output_tokens: Positive
     ttft_slo_s: Positive
     tbt_slo_s: Positive = 0.1
+    input_tokens_up_to: Count | None = None
+    output_tokens_up_to: Count | None = None
 
     @property
     def slo(self) -> Slo:
@@ -84,104 +86,242 @@ class RequestClass(Model):
         """Tokens of load that a mean request brings, input and output together."""
         return self.input_tokens + self.output_tokens
 
-
-class _InputDefaults(NamedTuple):
-    """Mean tokens of the inputs of one length, and the longest time to their first token."""
-
-    tokens: float
-    ttft_slo_s: float
-
-
-_INPUT_DEFAULTS: Final = {
-    "S": _InputDefaults(160.0, 0.25),
-    "M": _InputDefaults(600.0, 0.4),
-    "L": _InputDefaults(3000.0, 2.0),
-}
-_OUTPUT_TOKENS: Final = {"S": 60.0, "M": 220.0, "L": 500.0}
+    @property
+    def bounds(self) -> LengthBounds:
+        """The longest requests that it takes."""
+        return LengthBounds(
+            np.inf if self.input_tokens_up_to is None else self.input_tokens_up_to,
+            np.inf if self.output_tokens_up_to is None else self.output_tokens_up_to,
+        )
 
 
-def complete_classes(stated: object) -> object:
-    """All nine classes: the defaults, overridden by what a sidecar states.
+class LengthBounds(NamedTuple):
+    """Tokens of the longest input and of the longest output that a class takes, or infinity."""
+
+    input_tokens: float
+    output_tokens: float
+
+    def cover(self, other: LengthBounds) -> bool:
+        """Whether a class with these bounds takes all that one with the others takes."""
+        return self.input_tokens >= other.input_tokens and self.output_tokens >= other.output_tokens
+
+
+class RequestClasses(Mapping[str, RequestClass]):
+    """Classes by name, in the order in which a request is compared with them.
 
     Args:
-        stated: the sidecar's field `classes`, unchecked. What is no object is left for the
-            validation of the sidecar to refuse.
+        classes: one to MAX_CLASSES, as check_classes wants them.
     """
-    if not isinstance(stated, dict):
-        return stated
-    classes = {name: stated.get(name, {}) for name in [*CLASSES, *stated]}
-    for name in CLASSES:
-        stated_class = classes[name]
-        if isinstance(stated_class, dict):
-            stated_fields = {key: value for key, value in stated_class.items() if value is not None}
-            classes[name] = _default_fields(name) | stated_fields
+
+    def __init__(self, classes: Iterable[RequestClass]) -> None:
+        self._by_name = {request_class.name: request_class for request_class in classes}
+        self.names = tuple(self._by_name)
+
+    def __getitem__(self, name: str) -> RequestClass:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether others are the same, in the same order."""
+        return isinstance(other, RequestClasses) and self.to_list() == other.to_list()
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
+    def to_list(self) -> list[RequestClass]:
+        """The classes in their order."""
+        return list(self._by_name.values())
+
+    def index(self, name: str) -> int:
+        """The class index of a class."""
+        return self.names.index(name)
+
+    def check_name(self, name: str) -> str:
+        """The name of a class as a user gave it.
+
+        Raises:
+            InputError: there is no such class.
+        """
+        if name not in self._by_name:
+            raise InputError(self.no_class_text(repr(name)))
+        return name
+
+    def no_class_text(self, name: str) -> str:
+        """Words for a name that no class has."""
+        return f"there is no class {name}; the classes are {', '.join(self.names)}{self._about}"
+
+    @property
+    def _about(self) -> str:
+        if self.names != CLASSES:
+            return ""
+        return " (input then output: short, medium, long)"
+
+    def has_the_bounds_of(self, other: RequestClasses) -> bool:
+        """Whether others have the same names and take the same requests."""
+        return self.names == other.names and self._bounds == other._bounds
+
+    def has_the_means_of(self, other: RequestClasses) -> bool:
+        """Whether others have the same names and mean lengths."""
+        return self._means == other._means
+
+    def replaced(self, changed: Mapping[str, RequestClass]) -> RequestClasses:
+        """The classes with some of them changed, by name."""
+        return RequestClasses({**self._by_name, **changed}.values())
+
+    def serves(self, pool_class: str, request_class: str) -> bool:
+        """Whether a class's pool may serve requests of another: they are longer in no respect."""
+        return self[pool_class].bounds.cover(self[request_class].bounds)
+
+    def hosts(self, name: str, *, merge: bool = True) -> list[str]:
+        """The classes whose pools may serve a class, itself first; without `merge` only itself."""
+        if not merge:
+            return [name]
+        return [name, *(host for host in self if host != name and self.serves(host, name))]
+
+    def lowest_host(self, names: Iterable[str]) -> str:
+        """The first class whose pool may serve all of these."""
+        served = list(names)
+        hosts = (host for host in self if all(self.serves(host, name) for name in served))
+        return next(hosts)  # the last class serves all
+
+    def classify(
+        self,
+        input_tokens: npt.NDArray[np.int_] | IntArray,
+        output_tokens: npt.NDArray[np.int_] | IntArray,
+    ) -> ClassIndices:
+        """The class index of each request of these lengths, (n,)."""
+        rows = np.searchsorted(self._input_bounds, input_tokens)
+        columns = np.searchsorted(self._output_bounds, output_tokens)
+        return self._class_of_cell[rows, columns]
+
+    def one_length_off(self, step: int) -> ClassIndices:
+        """The class that takes the requests of each class with other outputs, (classes,).
+
+        A length is what lies between two bounds of outputs of any classes. Where there is no length
+        more, it is the class itself.
+
+        Args:
+            step: 1 where outputs are one length longer, -1 where they are one shorter.
+        """
+        inputs = [bounds.input_tokens for bounds in self._bounds]
+        outputs = [bounds.output_tokens for bounds in self._bounds]
+        rows = np.searchsorted(self._input_bounds, inputs)
+        columns = np.searchsorted(self._output_bounds, outputs) + step
+        return self._class_of_cell[rows, np.clip(columns, 0, len(self._output_bounds))]
+
+    @property
+    def _means(self) -> list[tuple[str, float, float]]:
+        return [
+            (request_class.name, request_class.input_tokens, request_class.output_tokens)
+            for request_class in self.values()
+        ]
+
+    @cached_property
+    def _bounds(self) -> list[LengthBounds]:
+        return [request_class.bounds for request_class in self.values()]
+
+    @cached_property
+    def _input_bounds(self) -> FloatArray:
+        return _finite({bounds.input_tokens for bounds in self._bounds})
+
+    @cached_property
+    def _output_bounds(self) -> FloatArray:
+        return _finite({bounds.output_tokens for bounds in self._bounds})
+
+    @cached_property
+    def _class_of_cell(self) -> ClassIndices:
+        """The first class that takes all between two bounds, (input bounds + 1, output bounds + 1).
+
+        The last row and the last column are for what is longer than all bounds.
+        """
+        inputs, outputs = [*self._input_bounds, np.inf], [*self._output_bounds, np.inf]
+        cells = np.zeros((len(inputs), len(outputs)), dtype=np.uint8)
+        for row, input_tokens in enumerate(inputs):
+            for column, output_tokens in enumerate(outputs):
+                longest = LengthBounds(input_tokens, output_tokens)
+                takes = (bounds.cover(longest) for bounds in self._bounds)
+                cells[row, column] = list(takes).index(True)
+        return cells
+
+
+def _finite(bounds: Iterable[float]) -> FloatArray:
+    return np.array(sorted(bound for bound in bounds if bound < np.inf), dtype=np.float64)
+
+
+def check_classes(classes: Sequence[RequestClass]) -> None:
+    """Refuse classes that leave a request without a class, or a class without requests.
+
+    Raises:
+        ValueError: saying which class, and why.
+    """
+    if not 1 <= len(classes) <= MAX_CLASSES:
+        raise ValueError(f"there must be 1 to {MAX_CLASSES} classes, not {len(classes)}")
+    for number, request_class in enumerate(classes):
+        for earlier in classes[:number]:
+            if earlier.name == request_class.name:
+                raise ValueError(f"class {earlier.name} is there twice")
+            if earlier.bounds.cover(request_class.bounds):
+                raise ValueError(
+                    f"class {request_class.name} gets no requests: {earlier.name}, before it, "
+                    "takes all that it would; put shorter classes first"
+                )
+    last = classes[-1]
+    if last.bounds != LengthBounds(np.inf, np.inf):
+        raise ValueError(
+            f"requests longer than class {last.name} would have no class: leave "
+            "input_tokens_up_to and output_tokens_up_to out of the last one, which takes the rest"
+        )
+
+
+def _checked(classes: list[RequestClass]) -> list[RequestClass]:
+    check_classes(classes)
     return classes
 
 
-def _default_fields(name: str) -> dict[str, float]:
-    input_length, output_length = name[0], name[1]
-    defaults = _INPUT_DEFAULTS[input_length]
-    return {
-        "input_tokens": defaults.tokens,
-        "output_tokens": _OUTPUT_TOKENS[output_length],
-        "ttft_slo_s": defaults.ttft_slo_s,
-    }
+#: Classes in a document, in their order.
+ClassList = Annotated[list[RequestClass], AfterValidator(_checked)]
 
 
-def classify_requests(
-    input_tokens: npt.NDArray[np.int_] | IntArray, output_tokens: npt.NDArray[np.int_] | IntArray
-) -> ClassIndices:
-    """The class index of each request of these lengths, (n,)."""
-    input_lengths = np.digitize(input_tokens, INPUT_BOUNDS).astype(np.uint8)
-    output_lengths = np.digitize(output_tokens, OUTPUT_BOUNDS).astype(np.uint8)
-    return class_indices(input_lengths, output_lengths)
+class _DefaultLength(NamedTuple):
+    """A length of the inputs, or of the outputs, of the nine default classes, in tokens."""
+
+    letter: str
+    mean: float
+    up_to: int | None
 
 
-def class_indices(input_lengths: ClassIndices, output_lengths: ClassIndices) -> ClassIndices:
-    """The class index of each pair of lengths; 0 is short, 2 is long."""
-    indices: ClassIndices = input_lengths * np.uint8(NUM_LENGTHS) + output_lengths
-    return indices
+_INPUT_LENGTHS: Final = (
+    _DefaultLength("S", 160.0, 255),
+    _DefaultLength("M", 600.0, 1023),
+    _DefaultLength("L", 3000.0, None),
+)
+_OUTPUT_LENGTHS: Final = (
+    _DefaultLength("S", 60.0, 99),
+    _DefaultLength("M", 220.0, 349),
+    _DefaultLength("L", 500.0, None),
+)
+_TTFT_SLO_S: Final = {"S": 0.25, "M": 0.4, "L": 2.0}  # by the length of inputs
 
 
-def split_class_indices(indices: ClassIndices) -> tuple[ClassIndices, ClassIndices]:
-    """Lengths of inputs and of outputs; the inverse of class_indices."""
-    return indices // np.uint8(NUM_LENGTHS), indices % np.uint8(NUM_LENGTHS)
+def _nine_classes() -> Iterator[RequestClass]:
+    for inputs in _INPUT_LENGTHS:
+        for outputs in _OUTPUT_LENGTHS:
+            yield RequestClass(
+                name=inputs.letter + outputs.letter,
+                input_tokens=inputs.mean,
+                output_tokens=outputs.mean,
+                ttft_slo_s=_TTFT_SLO_S[inputs.letter],
+                input_tokens_up_to=inputs.up_to,
+                output_tokens_up_to=outputs.up_to,
+            )
 
 
-def serves(pool_class: str, request_class: str) -> bool:
-    """Whether a class's pool may serve requests of another: they are longer in no respect."""
-    return all(
-        _LENGTHS.index(request_length) <= _LENGTHS.index(pool_length)
-        for pool_length, request_length in zip(pool_class, request_class, strict=True)
-    )
-
-
-def host_classes(name: str, *, merge: bool = True) -> list[str]:
-    """The classes whose pools may serve a class, itself first; without `merge` only itself."""
-    if not merge:
-        return [name]
-    return [name, *(host for host in CLASSES if host != name and serves(host, name))]
-
-
-def _check_name(name: str) -> str:
-    if name not in CLASSES:
-        raise ValueError(
-            f"there is no class {name!r}; the classes are {', '.join(CLASSES)} (input then output: "
-            "short, medium, long)"
-        )
-    return name
-
-
-ClassName = Annotated[str, AfterValidator(_check_name)]
-
-
-def check_class(name: str) -> str:
-    """The name of a class as a user gave it.
-
-    Raises:
-        InputError: there is no such class.
-    """
-    try:
-        return _check_name(name)
-    except ValueError as error:
-        raise InputError(str(error)) from None
+#: The classes where nobody states others.
+DEFAULT_CLASSES: Final = RequestClasses(_nine_classes())
+#: Their names, shortest first.
+CLASSES: Final = DEFAULT_CLASSES.names

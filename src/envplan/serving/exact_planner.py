@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 from envplan.errors import NoAnswerError
 from envplan.serving.build_plan import InstanceGroup, build_plan, build_pool
-from envplan.serving.classes import CLASSES, Slo, host_classes
+from envplan.serving.classes import Slo
 from envplan.serving.hierarchical_planner import hierarchical_pools
 from envplan.serving.plan import Pool, ServingPlan
 from envplan.serving.plan_request import PlanRequest, too_few_gpus
@@ -161,7 +161,7 @@ def pool_sites(profile: ServingProfile, request: PlanRequest) -> Iterator[PoolSi
 
 def possible_promises(request: PlanRequest) -> Iterator[Promise]:
     """The SLOs that pools of a fleet might promise, by class, the strictest first."""
-    pool_classes = CLASSES if request.merge else tuple(request.slos)
+    pool_classes = request.all_classes.names if request.merge else tuple(request.slos)
     for pool_class in pool_classes:
         slos = _slos_of_guests(pool_class, request)
         for slo in _strictest_of_some(slos.values()):
@@ -181,7 +181,7 @@ def _slos_of_guests(pool_class: str, request: PlanRequest) -> dict[str, Slo]:
     return {
         name: slo
         for name, slo in request.slos.items()
-        if pool_class in host_classes(name, merge=request.merge)
+        if pool_class in request.all_classes.hosts(name, merge=request.merge)
     }
 
 
@@ -412,8 +412,9 @@ class _FleetProgram:
             load_tokens_s = self._in_pool_tokens(pool.request_class, routed)
             groups = groups_by_pool.setdefault(key, [])
             groups += self._extract_groups(pool, values, load_tokens_s)
+        classes = self._profile.classes
         return [
-            build_pool(request_class, slo, served, groups_by_pool[request_class, slo])
+            build_pool(request_class, slo, served, groups_by_pool[request_class, slo], classes)
             for (request_class, slo), served in served_by_pool.items()
         ]
 

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from pydantic import JsonValue
 
+from envplan.serving.classes import RequestClasses
 from envplan.serving.fleet import Fleet
 from envplan.serving.forecast import DemandForecast, first_windows
 from envplan.serving.instances import Instances
@@ -38,9 +39,9 @@ _WORSE_CLOCKS: Final = 2
 _MOST_ADDED: Final = 20
 
 
-def single_pool(instances: Instances) -> Fleet:
-    """The fleet of one pool, for everything, that alike instances make."""
-    return Fleet({"pool": instances.pool()})
+def single_pool(instances: Instances, classes: RequestClasses) -> Fleet:
+    """The fleet of one pool, for all classes, that alike instances make."""
+    return Fleet({"pool": instances.pool(classes)})
 
 
 class SavingsSplit(NamedTuple):
@@ -146,7 +147,7 @@ class FixedFleets:
         )
 
     def _replay_fleet(self, fleet: Instances) -> Simulation:
-        return replay_fixed(str(fleet), single_pool(fleet), self._observed, self._settings)
+        return replay_fixed(str(fleet), self._pool_of(fleet), self._observed, self._settings)
 
     def _find_best(
         self, configurations: Sequence[Configuration], attainment: float
@@ -197,10 +198,13 @@ class FixedFleets:
             enough = min(most, enough + max(1, enough // 2))
         return Instances(configuration, fewest_that_pass(passes, enough)) if enough else None
 
+    def _pool_of(self, fleet: Instances) -> Fleet:
+        return single_pool(fleet, self._observed.profile.classes)
+
     def _serves_sample(self, sample: int, fleet: Instances, allowed: int) -> bool:
         """Whether a fleet misses no more of a sample's requests than are allowed."""
         observed = self._samples[sample]
-        return missed_requests(observed, self._settings, single_pool(fleet), allowed) <= allowed
+        return missed_requests(observed, self._settings, self._pool_of(fleet), allowed) <= allowed
 
     def _that_holds(self, fleet: Instances, attainment: float) -> Simulation | None:
         """The fleet, or one of a few more instances, that meets so many SLOs on the whole trace."""
@@ -214,7 +218,7 @@ class FixedFleets:
         return None
 
     def _passes_whole(self, fleet: Instances, allowed: int) -> bool:
-        missed = missed_requests(self._replayed, self._settings, single_pool(fleet), allowed)
+        missed = missed_requests(self._replayed, self._settings, self._pool_of(fleet), allowed)
         return missed <= allowed
 
     @property
@@ -234,7 +238,9 @@ class FixedFleets:
         if self._is_searched_whole:
             return self._replay(fleet).energy_j
         settings = replace(self._settings, past_s=0.0)
-        return replay_fixed(str(fleet), single_pool(fleet), self._spread_minutes, settings).energy_j
+        return replay_fixed(
+            str(fleet), self._pool_of(fleet), self._spread_minutes, settings
+        ).energy_j
 
     @cached_property
     def _spread_minutes(self) -> ObservedTrace:

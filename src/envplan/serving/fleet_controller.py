@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envplan._serving import Replay, time_bin_ends
-from envplan.serving.classes import CLASSES, FloatArray, Slo, host_classes, serves
+from envplan.serving.classes import FloatArray, Slo
 from envplan.serving.fleet import Fleet
 from envplan.serving.observed_trace import ObservedTrace
 from envplan.serving.settings import Settings
@@ -360,7 +360,7 @@ class FleetController:
             if number not in {self._pool_numbers[name] for name in fleet.pools}
         ]
         routes = fleet.routes
-        for class_number, request_class in enumerate(CLASSES):
+        for class_number, request_class in enumerate(self.observed.profile.classes):
             ranked = self._ranked_pools(fleet, request_class)
             home = self._pool_numbers[routes.get(request_class, ranked[0])]
             numbers = dict.fromkeys(self._pool_numbers[name] for name in ranked)
@@ -371,12 +371,12 @@ class FleetController:
         """All pools: first those that can serve a class within its SLO, lower ones first."""
         classes = self.observed.profile.classes
         slo = classes[request_class].slo
-        order = [*host_classes(request_class), *reversed(CLASSES)]
+        order = [*classes.hosts(request_class), *reversed(classes.names)]
 
         def rank(name: str) -> tuple[bool, int]:
             pool = fleet.pools[name]
             promised = Slo.strictest(classes[served].slo for served in pool.serves)
-            can_serve = promised.covers(slo) and serves(pool.home_class, request_class)
+            can_serve = promised.covers(slo) and classes.serves(pool.home_class, request_class)
             return not can_serve, order.index(pool.home_class)
 
         return sorted(fleet.pools, key=rank)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from envplan.serving.classes import CLASSES
+from envplan.serving.classes import RequestClasses
 from envplan.serving.observed_trace import Demand, ObservedTrace
 from envplan.serving.settings import Settings
 from envplan.serving.steady_state import CurveKey
@@ -55,13 +55,22 @@ class DemandForecast:
     settings: Settings
     windows: Sequence[ScaledWindow]
 
+    @property
+    def all_classes(self) -> RequestClasses:
+        """All classes, whether they come or not."""
+        return self.observed.profile.classes
+
+    def lowest_host(self, names: Iterable[str]) -> str:
+        """The first class whose pool may serve all of these."""
+        return self.all_classes.lowest_host(names)
+
     @cached_property
     def classes(self) -> list[str]:
-        """The classes that come, in the order of CLASSES."""
+        """The classes that come, in their order."""
         expected = set[str]()
         for window in self.windows:
             expected.update(self.observed.request_counts(window.begin_s, window.end_s))
-        return [name for name in CLASSES if name in expected]
+        return [name for name in self.all_classes if name in expected]
 
     @cached_property
     def busiest_window(self) -> ScaledWindow:
@@ -143,7 +152,7 @@ def first_windows(observed: ObservedTrace, past_s: float) -> list[ScaledWindow]:
         return [ScaledWindow(0.0, past_s, _LAST_HOUR_FACTOR)]
     if duration_s <= YOUNG_S:
         return [ScaledWindow(0.0, duration_s)]
-    class_tokens = [observed.profile.classes[name].tokens for name in CLASSES]
+    class_tokens = [request.tokens for request in observed.profile.classes.values()]
     tokens_by_minute = observed.trace.counts @ class_tokens
     windows = []
     for minutes in _PEAK_MINUTES:

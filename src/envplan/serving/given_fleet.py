@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from envplan.errors import InputError
+from envplan.serving.classes import RequestClasses
 from envplan.serving.fleet import Fleet, PoolSpec
 from envplan.serving.instances import Instances
 from envplan.serving.performance import Configuration, InstancePerformance
@@ -17,8 +18,12 @@ _INSTANCES: Final = re.compile(r"(?P<count>\d+)\s*x\s*TP(?P<tp>\d+)@(?P<mhz>\d+)
 _POOL: Final = "pool"
 
 
-def parse_fleet(text: str) -> Fleet:
+def parse_fleet(text: str, classes: RequestClasses) -> Fleet:
     """The fleet of `3xTP4@1200,1xTP8@1980`: one pool of instances, whose clocks stay as they are.
+
+    Args:
+        text: as above.
+        classes: of requests, which it serves all.
 
     Raises:
         InputError: it is not written so.
@@ -30,7 +35,7 @@ def parse_fleet(text: str) -> Fleet:
             raise InputError(f"a fleet is written as in 3xTP4@1200,1xTP8@1980, not {text!r}")
         configuration = Configuration(int(match["tp"]), int(match["mhz"]))
         instances = Instances(configuration, int(match["count"]))
-        pools[f"{_POOL} {number}"] = instances.pool(part_of=_POOL)
+        pools[f"{_POOL} {number}"] = instances.pool(classes, part_of=_POOL)
     return Fleet(pools)
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from envplan.errors import NoAnswerError
 from envplan.serving.build_plan import InstanceGroup, build_plan, build_pool
-from envplan.serving.classes import CLASSES, FloatArray, Slo, host_classes
+from envplan.serving.classes import FloatArray, Slo
 from envplan.serving.plan import Pool, ServingPlan
 from envplan.serving.plan_request import PlanRequest, too_few_gpus
 from envplan.serving.profile import ServingProfile
@@ -115,7 +115,11 @@ def hierarchical_pools(profile: ServingProfile, request: PlanRequest) -> list[Po
         if counts is None:  # but for rounding, the instances of its own size carry the load
             counts = {sized.tp: sized.num_instances}
         groups = choose_clocks(sized, counts)
-        pools.append(build_pool(sized.request_class, sized.slo, sized.served_tokens_s, groups))
+        pools.append(
+            build_pool(
+                sized.request_class, sized.slo, sized.served_tokens_s, groups, profile.classes
+            )
+        )
     return pools
 
 
@@ -202,11 +206,11 @@ def _merge_where_it_saves(profile: ServingProfile, candidates: PoolCandidates) -
 
     Shorter classes go first; a class that took others in may still go into a higher one.
     """
-    for name in CLASSES:
+    for name in profile.classes:
         if name not in candidates:
             continue
         mergers = []
-        for host in host_classes(name):
+        for host in profile.classes.hosts(name):
             if host != name and host in candidates:
                 mergers += _mergers(profile, candidates, name, host)
         best = max(mergers, key=lambda merger: merger.saved_w, default=None)

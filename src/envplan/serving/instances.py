@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from envplan.serving.classes import CLASSES
+from envplan.serving.classes import RequestClasses
 from envplan.serving.fleet import PoolSpec
 from envplan.serving.performance import Configuration
-from envplan.serving.pool_assignment import home_class
 
 
 @dataclass(frozen=True)
@@ -27,15 +26,16 @@ class Instances:
         """GPUs of all of them."""
         return self.configuration.tp * self.count
 
-    def pool(self, part_of: str = "") -> PoolSpec:
+    def pool(self, classes: RequestClasses, part_of: str = "") -> PoolSpec:
         """The pool, for everything, that they make.
 
         Args:
+            classes: all that come.
             part_of: name of the pool of unlike instances that these are a part of.
         """
         return PoolSpec(
-            home_class=home_class(CLASSES),
-            serves=frozenset(CLASSES),
+            home_class=classes.lowest_host(classes),
+            serves=frozenset(classes),
             tp=self.configuration.tp,
             frequency_mhz=self.configuration.frequency_mhz,
             num_instances=self.count,

@@ -22,13 +22,9 @@ import numpy.typing as npt
 
 from envplan._serving import Service
 from envplan.serving.classes import (
-    CLASSES,
-    NUM_LENGTHS,
     ClassIndices,
     FloatArray,
     IntArray,
-    class_indices,
-    split_class_indices,
 )
 from envplan.serving.performance import Configuration, InstancePerformance
 from envplan.serving.plan_request import require_reachable
@@ -102,9 +98,7 @@ class ObservedTrace:
         self.trace, self.profile, self.predicted_class = trace, profile, predicted_class
         self.expected_output = expected_output
         self.chunk_tokens, self.link_bytes_s = chunk_tokens, link_bytes_s
-        self.usual_output = usual_output or [
-            profile.classes[name].output_tokens for name in CLASSES
-        ]
+        self.usual_output = usual_output or _usual_output(profile)
         self.clocks_mhz: dict[int, list[int]] = {}
         for tp, clock_mhz in sorted(profile.performance):
             self.clocks_mhz.setdefault(tp, []).append(clock_mhz)
@@ -129,8 +123,8 @@ class ObservedTrace:
                 )
             )
         slos = []
-        for name in CLASSES:
-            slo = self.profile.classes[name].slo
+        for request_class in self.profile.classes.values():
+            slo = request_class.slo
             slos.append((slo.ttft_s, slo.tbt_s))
         lengths = self.trace.lengths(self.profile)
         return Service(
@@ -230,20 +224,22 @@ class ObservedTrace:
         is_served = lengths.input_tokens + lengths.output_tokens <= max_context
         fastest_sizes = [self.fastest(tp) for tp in self.tps]
         num_hopeless = 0
-        for class_number, name in enumerate(CLASSES):
+        for class_number, request_class in enumerate(self.profile.classes.values()):
             is_of_class = self.trace.class_index == class_number
             inputs = lengths.input_tokens[is_of_class & is_served]
             tokens, num_requests = np.unique(inputs, return_counts=True)
             prompts_s = [size.chunked_prompt_s_at(tokens) for size in fastest_sizes]
             shortest_s = np.min(prompts_s, axis=0)
-            is_hopeless = shortest_s > self.profile.classes[name].slo.ttft_s
+            is_hopeless = shortest_s > request_class.slo.ttft_s
             num_hopeless += int(num_requests[is_hopeless].sum())
         return num_hopeless
 
     def request_counts(self, begin_s: float, end_s: float) -> dict[str, int]:
         """Requests that arrive in a window, by predicted class; only classes that have any."""
         counts = self.service.counts(begin_s, end_s)
-        return {name: count for name, count in zip(CLASSES, counts, strict=True) if count}
+        return {
+            name: count for name, count in zip(self.profile.classes, counts, strict=True) if count
+        }
 
     def num_requests(self, begin_s: float, end_s: float) -> int:
         """Requests that arrive in a window."""
@@ -263,7 +259,7 @@ class ObservedTrace:
         """
         class_bits = 0  # the engine's set of classes: bit k is for the class of index k
         for name in classes:
-            class_bits |= 1 << CLASSES.index(name)
+            class_bits |= 1 << self.profile.classes.index(name)
         size = self.tps.index(tp)
         counted = self._count_demand(begin_s, end_s, class_bits, size, max_late_share)
         return Demand(*counted)
@@ -280,8 +276,10 @@ def observe_trace(profile: ServingProfile, trace: Trace, settings: Settings) -> 
     Classes have the mean lengths of the past or, where no request comes in it, of the whole trace.
 
     Raises:
+        InputError: the trace gives classes that are not the profile's.
         NoAnswerError: a class cannot be served at all.
     """
+    trace = trace.in_classes(profile.classes)
     past = trace.before(past_end_s(settings))
     typical = past if len(past) else trace
     fitted = profile.with_lengths(typical.mean_lengths())
@@ -290,11 +288,13 @@ def observe_trace(profile: ServingProfile, trace: Trace, settings: Settings) -> 
         fitted,
         predict_classes(trace, settings),
         expected_output=expect_outputs(trace, profile, settings),
-        usual_output=[profile.classes[name].output_tokens for name in CLASSES],
+        usual_output=_usual_output(profile),
         chunk_tokens=settings.chunk_tokens,
         link_bytes_s=settings.link_bytes_s,
     )
-    require_reachable(fitted, [CLASSES[index] for index in np.unique(trace.class_index)])
+    require_reachable(
+        fitted, [fitted.classes.names[index] for index in np.unique(trace.class_index)]
+    )
     return observed
 
 
@@ -318,8 +318,12 @@ def predict_classes(trace: Trace, settings: Settings) -> ClassIndices:
     too_short_share = settings.underestimated_percent / 100 * wrong_share
     is_wrong = draw < wrong_share
     is_too_short = draw < too_short_share
-    input_lengths, output_lengths = split_class_indices(trace.class_index)
-    predicted_lengths = output_lengths.astype(np.int8)
-    predicted_lengths[is_wrong] += np.where(is_too_short[is_wrong], -1, 1).astype(np.int8)
-    possible_lengths = np.clip(predicted_lengths, 0, NUM_LENGTHS - 1).astype(np.uint8)
-    return class_indices(input_lengths, possible_lengths)
+    predicted = trace.class_index.copy()
+    for step, is_off in ((-1, is_too_short), (1, is_wrong & ~is_too_short)):
+        predicted[is_off] = trace.classes.one_length_off(step)[trace.class_index[is_off]]
+    return predicted
+
+
+def _usual_output(profile: ServingProfile) -> list[float]:
+    """Mean tokens of the outputs of each class."""
+    return [request_class.output_tokens for request_class in profile.classes.values()]

@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from envplan._io.documents import Count, Document, Model
 from envplan._io.files import is_file
 from envplan._io.words import counted
 from envplan.errors import InputError
 from envplan.serving.builtin import builtin_profiles
-from envplan.serving.classes import CLASSES, ClassName, Positive, Slo, serves
+from envplan.serving.classes import ClassName, Positive, RequestClasses, Slo
 from envplan.serving.instances import Instances
 from envplan.serving.performance import Configuration
 from envplan.serving.plan_replay import replay_plan
@@ -265,6 +265,14 @@ class ServingPlan(Document):
     predicted: Predicted
     pools: list[Pool]
 
+    @model_validator(mode="after")
+    def _require_known_classes(self) -> Self:
+        classes = self.request.all_classes
+        for where, name in _class_names(self):
+            if name not in classes:
+                raise ValueError(f"{where}: {classes.no_class_text(repr(name))}")
+        return self
+
     @property
     def power(self) -> float:
         """Power of all instances, W."""
@@ -280,6 +288,11 @@ class ServingPlan(Document):
         """Whether its figures are those of a replay, rather than of load curves."""
         return self.request.slo_quantile_percent is not None
 
+    @property
+    def classes(self) -> RequestClasses | None:
+        """The classes that it was made for; None: those of its profile, in older plans."""
+        return None if self.request.classes is None else self.request.all_classes
+
     def group_loads(self, profile: ServingProfile) -> list[list[SteadyLoad]]:
         """The groups of instances of each pool, and the requests that come to each."""
         link_bytes_s = self.request.kv_link_bytes_s or Settings.link_bytes_s
@@ -294,6 +307,13 @@ class ServingPlan(Document):
         Raises:
             InputError: there is none.
         """
+        return self.in_its_classes(self._open_profile(path_or_name))
+
+    def in_its_classes(self, profile: ServingProfile) -> ServingProfile:
+        """A profile for the classes of requests that the plan was made for."""
+        return profile if self.classes is None else profile.with_classes(self.classes)
+
+    def _open_profile(self, path_or_name: str | None) -> ServingProfile:
         if path_or_name:
             return ServingProfile.open(path_or_name)
         name, path = self.profile.name, self.profile.path
@@ -323,7 +343,7 @@ class ServingPlan(Document):
                 f"the plan was made from another profile than {profile.name} is now; plan again, "
                 "or go on with --force"
             )
-        problem = next(_problems(self, profile), None)
+        problem = next(_problems(self, self.in_its_classes(profile)), None)
         if problem is not None:
             raise InputError(problem)
         loads = self.request.loads_tokens_s
@@ -335,6 +355,20 @@ class ServingPlan(Document):
             f"{sum(loads.values()):g} tokens/s",
             f"GPUs: {self.gpus} of {self.request.gpus}, drawing {self.power:.6g} W",
         ]
+
+
+def _class_names(plan: ServingPlan) -> Iterator[tuple[str, str]]:
+    """Every class that a plan names, and where."""
+    for name in plan.request.loads_tokens_s:
+        yield "asked.loads_tokens_s", name
+    for name in plan.request.slos:
+        yield "asked.slos", name
+    for name in plan.predicted.attainment_by_class or {}:
+        yield "predicted.attainment_by_class", name
+    for number, pool in enumerate(plan.pools):
+        yield f"pools[{number}].request_class", pool.request_class
+        for name in pool.classes:
+            yield f"pools[{number}].serves", name
 
 
 def _problems(plan: ServingPlan, profile: ServingProfile) -> Iterator[str]:
@@ -353,7 +387,7 @@ def _problems(plan: ServingPlan, profile: ServingProfile) -> Iterator[str]:
 def _problems_of_classes(pool: Pool, request: PlanRequest) -> Iterator[str]:
     """Classes that the pool cannot serve, or whose SLO it does not promise."""
     for name in pool.classes:
-        if not serves(pool.request_class, name):
+        if not request.all_classes.serves(pool.request_class, name):
             yield f"pool {pool.request_class} cannot serve {name}"
         if name not in request.slos or not pool.slo.covers(request.slos[name]):
             yield f"pool {pool.request_class} does not promise what {name} needs"
@@ -440,7 +474,7 @@ def _problems_of_sums(plan: ServingPlan) -> Iterator[str]:
     power_w = sum(pool.power_w for pool in plan.pools)
     if not _is_close(power_w, plan.power):
         yield f"the pools draw {power_w:g} W, not {plan.power:g} as stated"
-    served_tokens_s = dict.fromkeys(CLASSES, 0.0)
+    served_tokens_s = dict.fromkeys(plan.request.all_classes, 0.0)
     for pool in plan.pools:
         for served in pool.serves:
             served_tokens_s[served.request_class] += served.load_tokens_s

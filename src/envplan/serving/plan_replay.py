@@ -16,7 +16,6 @@ from typing import Final
 
 import numpy as np
 
-from envplan.serving.classes import CLASSES
 from envplan.serving.fleet_controller import RequestCounts
 from envplan.serving.profile import ServingProfile
 from envplan.serving.steady_replay import SteadyLoad, SteadyReplay, replay_steadily
@@ -99,7 +98,7 @@ def replay_plan(
                 counts_by_class.setdefault(name, []).append(of_class)
     attainment_by_class: dict[str, float] = {}
     mean_by_class: dict[str, float] = {}
-    for name in CLASSES:
+    for name in profile.classes:
         if name in counts_by_class:
             groups_by_draw = zip(*counts_by_class[name], strict=True)
             draws = [RequestCounts.sum(of_draw) for of_draw in groups_by_draw]

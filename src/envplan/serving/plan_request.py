@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Annotated, Final, Self
 
 from pydantic import Field
 
 from envplan._io.documents import Count, Model
 from envplan.errors import InputError, NoAnswerError
-from envplan.serving.classes import CLASSES, ClassName, Positive, Slo, check_class, host_classes
+from envplan.serving.classes import (
+    DEFAULT_CLASSES,
+    ClassList,
+    ClassName,
+    Positive,
+    RequestClasses,
+    Slo,
+)
 from envplan.serving.profile import ServingProfile
 
 #: Loads that a plan can be made for, tokens/s: less counts as none, and more no planner could tell
@@ -33,6 +41,7 @@ class PlanRequest(Model):
             None where it was not replayed, as plans of envplan 0.1 were not.
         kv_link_bytes_s: of a GPU's network, over which contexts go from prefill to decode; None
             where instances that only run one phase were not asked for.
+        classes: all classes of requests; None: those of the profile, as in plans of envplan 0.1.
     """
 
     gpus: Count
@@ -42,6 +51,12 @@ class PlanRequest(Model):
     one_frequency: bool
     slo_quantile_percent: Annotated[float, Field(gt=0, lt=100)] | None = None
     kv_link_bytes_s: Positive | None = None
+    classes: ClassList | None = None
+
+    @cached_property
+    def all_classes(self) -> RequestClasses:
+        """All classes of requests; in older plans these are the nine default ones."""
+        return DEFAULT_CLASSES if self.classes is None else RequestClasses(self.classes)
 
     @classmethod
     def create(
@@ -69,9 +84,13 @@ class PlanRequest(Model):
         if gpus < 1:
             raise InputError(f"a fleet needs at least one GPU, not {gpus}")
         for name, load in loads_tokens_s.items():
-            check_class(name)
+            profile.classes.check_name(name)
             _require_plannable(name, load)
-        loads = {name: float(loads_tokens_s[name]) for name in CLASSES if loads_tokens_s.get(name)}
+        loads = {
+            name: float(loads_tokens_s[name])
+            for name in profile.classes
+            if loads_tokens_s.get(name)
+        }
         if not loads:
             raise InputError("there is no load; give at least one class tokens/s above 0")
         require_reachable(profile, loads, merge=merge)
@@ -81,6 +100,7 @@ class PlanRequest(Model):
             slos={name: profile.classes[name].slo for name in loads},
             merge=merge,
             one_frequency=one_frequency,
+            classes=profile.classes.to_list(),
         )
 
 
@@ -108,7 +128,7 @@ def require_reachable(
     """
     for name in class_names:
         slo = profile.classes[name].slo
-        hosts = host_classes(name, merge=merge)
+        hosts = profile.classes.hosts(name, merge=merge)
         curves = [curve for host in hosts for curve in profile.curves_of(host)]
         if not curves:
             raise NoAnswerError(f"no configuration of profile {profile.name} has memory for {name}")

@@ -15,7 +15,6 @@ from envplan.serving.forecast import DemandForecast
 from envplan.serving.pool_assignment import (
     PoolAssignment,
     by_class,
-    home_class,
     least_power_unless_close,
     merged,
     one_pool,
@@ -100,7 +99,7 @@ class Policy:
         classes_by_tp = least_power_unless_close(
             forecast, situation.present, situation.reshard_power_ratio
         )
-        home = home_class(forecast.classes)
+        home = forecast.lowest_host(forecast.classes)
         return Fleet(
             {
                 f"{home} on TP{tp}": self._pool(situation, home, classes, [tp])

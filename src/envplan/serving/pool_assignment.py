@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-from envplan.serving.classes import CLASSES, host_classes, serves
 from envplan.serving.fleet import Fleet
 from envplan.serving.forecast import DemandForecast
 from envplan.serving.power_model import pool_power_w
@@ -25,17 +24,9 @@ PoolAssignment = Mapping[str, Sequence[str]]
 ClassesByTp = Mapping[int, Sequence[str]]
 
 
-def home_class(classes: Sequence[str]) -> str:
-    """The lowest class that is shorter than none of these."""
-    for host in CLASSES:
-        if all(serves(host, name) for name in classes):
-            return host
-    raise AssertionError("the highest class serves all")
-
-
 def one_pool(forecast: DemandForecast) -> PoolAssignment:
     """One pool for everything."""
-    return {home_class(forecast.classes): forecast.classes}
+    return {forecast.lowest_host(forecast.classes): forecast.classes}
 
 
 def by_class(forecast: DemandForecast) -> PoolAssignment:
@@ -68,7 +59,7 @@ def _merge_smallest(pools: dict[str, Sequence[str]], forecast: DemandForecast) -
         if not too_many and instances_needed(name) >= _MIN_POOL_INSTANCES:
             continue
         companions = [companion for companion in pools if companion != name]
-        hosts = [host for host in host_classes(name) if host in companions]
+        hosts = [host for host in forecast.all_classes.hosts(name) if host in companions]
         if hosts:
             lowest_host = hosts[0]
             pools[lowest_host] = [*pools.pop(name), *pools[lowest_host]]
@@ -76,7 +67,7 @@ def _merge_smallest(pools: dict[str, Sequence[str]], forecast: DemandForecast) -
         if too_many:
             companion = companions[0]
             classes = [*pools.pop(name), *pools.pop(companion)]
-            pools[home_class([name, companion])] = classes
+            pools[forecast.lowest_host([name, companion])] = classes
             return True
     return False
 

@@ -15,11 +15,13 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from envplan._io.files import atomic_write, named_file, read_bounded
+from envplan._io.documents import readable_json
+from envplan._io.files import atomic_write, named_file, parse_json, read_bounded
 from envplan._io.tables import MAX_TABLE_BYTES
 from envplan.profile.sidecar import sidecar_path
 from envplan.serving.builtin import BUILTIN, builtin_profiles
-from envplan.serving.classes import RequestClass, Slo
+from envplan.serving.class_file import class_list
+from envplan.serving.classes import RequestClasses, Slo
 from envplan.serving.performance import Configuration, InstancePerformance
 from envplan.serving.profile_csv import read_profile_files
 from envplan.serving.steady_state import CurveKey, LoadCurve, load_curves
@@ -89,7 +91,7 @@ class ServingProfile:
     path: Path
     sha256: str
     curves: Mapping[CurveKey, LoadCurve]
-    classes: Mapping[str, RequestClass]
+    classes: RequestClasses
     performance: Mapping[Configuration, InstancePerformance]
     gpu: str | None = None
     model: str | None = None
@@ -121,19 +123,31 @@ class ServingProfile:
 
     def with_lengths(self, means: Mapping[str, MeanLengths]) -> ServingProfile:
         """The profile for other mean lengths of some classes."""
-        classes = dict(self.classes)
+        changed = {}
         for name, lengths in means.items():
-            classes[name] = classes[name].model_copy(update=lengths._asdict())
+            changed[name] = self.classes[name].model_copy(update=lengths._asdict())
+        return self.with_classes(self.classes.replaced(changed))
+
+    def with_classes(self, classes: RequestClasses) -> ServingProfile:
+        """The profile for other classes of requests."""
+        if classes.has_the_means_of(self.classes):
+            return replace(self, classes=classes)
         return replace(self, classes=classes, curves=load_curves(self.performance, classes))
 
     def with_slos(self, slos: Mapping[str, Slo], scale: float = 1.0) -> ServingProfile:
-        """The profile with other SLOs of some classes, and all of them `scale` times as long."""
-        classes = {}
+        """The profile with other SLOs of some classes, and all of them `scale` times as long.
+
+        Raises:
+            InputError: there is no such class.
+        """
+        for name in slos:
+            self.classes.check_name(name)
+        changed = {}
         for name, request_class in self.classes.items():
             slo = slos.get(name, request_class.slo)
             scaled = {"ttft_slo_s": slo.ttft_s * scale, "tbt_slo_s": slo.tbt_s * scale}
-            classes[name] = request_class.model_copy(update=scaled)
-        return replace(self, classes=classes)
+            changed[name] = request_class.model_copy(update=scaled)
+        return replace(self, classes=self.classes.replaced(changed))
 
     def energy_per_request(self, curve: LoadCurve, load_tokens_s: float) -> float:
         """Energy of a request at a load above 0, J."""
@@ -171,14 +185,22 @@ class ServingProfile:
         """The path of its sidecar."""
         return sidecar_path(self.path)
 
-    def save_copy(self, path: Path) -> None:
-        """Write the CSV as it is, and its sidecar beside it.
+    def save_copy(self, path: Path, classes: RequestClasses | None = None) -> None:
+        """Write the CSV as it is, and its sidecar with these classes beside it.
+
+        Args:
+            path: of the CSV.
+            classes: None: those that it has.
 
         Raises:
             InputError: it cannot be written.
         """
+        sidecar = read_bounded(self.sidecar)
+        if classes is not None:
+            fields = parse_json(sidecar, self.sidecar) | {"classes": class_list(classes)}
+            sidecar = (readable_json(fields) + "\n").encode()
         atomic_write(path, read_bounded(self.path, MAX_TABLE_BYTES))
-        atomic_write(sidecar_path(path), read_bounded(self.sidecar))
+        atomic_write(sidecar_path(path), sidecar)
 
     @classmethod
     def read_csv(cls, path: str | os.PathLike[str]) -> ServingProfile:

@@ -25,7 +25,8 @@ from envplan._io.files import read_bounded, refuse_slip
 from envplan._io.tables import MAX_TABLE_BYTES, Table, parse_table
 from envplan.errors import InputError
 from envplan.profile.sidecar import sidecar_path
-from envplan.serving.classes import ClassName, FloatArray, RequestClass, complete_classes
+from envplan.serving.class_file import sidecar_classes
+from envplan.serving.classes import ClassName, FloatArray, RequestClass, RequestClasses
 from envplan.serving.performance import Configuration, InstancePerformance
 
 _DEFAULT_CHUNK_TOKENS: Final = 1024  # of an iteration, where the sidecar says nothing
@@ -39,12 +40,13 @@ _DECISIVE_FIELDS: Final = (
 )
 
 Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
-Tokens = Annotated[float, Field(gt=0)]
+Tokens = Annotated[float, Field(gt=0, le=1e15)]
 if TYPE_CHECKING:
     Tp = int
 else:  # read from text
     Tp = Annotated[Literal["1", "2", "4", "8"], AfterValidator(int)]
 TokensByTp = dict[Tp, Tokens]
+ChunkTokens = Annotated[float, Field(ge=1, le=2**20)]
 Phase = Literal["prefill", "decode", "context", "idle"]
 Source = Literal["measured", "identified", "modelled"]
 
@@ -58,11 +60,11 @@ class _Sidecar(Model):
     model: str | None = None
     source: Source | None = None
     modelled: str | None = None
-    classes: Annotated[dict[ClassName, RequestClass], BeforeValidator(complete_classes)] = Field(
+    classes: Annotated[dict[ClassName, RequestClass], BeforeValidator(sidecar_classes)] = Field(
         default_factory=dict, validate_default=True
     )
     kv_tokens: TokensByTp = Field(default_factory=dict)
-    chunk_tokens: TokensByTp = Field(default_factory=dict)
+    chunk_tokens: dict[Tp, ChunkTokens] = Field(default_factory=dict)
     max_context_tokens: Tokens | None = None
     kv_bytes_per_token: Annotated[float, Field(gt=0, le=1e9)] | None = None
 
@@ -115,7 +117,7 @@ class ProfileContent:
     """
 
     performance: Mapping[Configuration, InstancePerformance]
-    classes: Mapping[str, RequestClass]
+    classes: RequestClasses
     sha256: str
     gpu: str | None
     model: str | None
@@ -141,7 +143,7 @@ def read_profile_files(path: Path) -> ProfileContent:
     table = parse_table(content, _Row, path=path, kind="a serving profile")
     return ProfileContent(
         performance=_read_performance(table, sidecar),
-        classes=sidecar.classes,
+        classes=RequestClasses(sidecar.classes.values()),
         sha256=_digest(content, fields),
         gpu=sidecar.gpu,
         model=sidecar.model,

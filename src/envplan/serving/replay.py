@@ -6,14 +6,14 @@ fleet grows within a minute and shrinks only with an epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from envplan.errors import InputError, NoAnswerError
-from envplan.serving.classes import CLASSES, FloatArray
+from envplan.serving.classes import FloatArray
 from envplan.serving.fleet import Fleet, PoolSpec
 from envplan.serving.fleet_controller import EngineResults, FleetController
 from envplan.serving.forecast import (
@@ -303,7 +303,7 @@ def _result(
         energy_j=float(series.power_w.sum()) * SLOT_S,
         requests=total.requests,
         slo_attainment=total.attained / total.requests,
-        slo_attainment_by_class=_attainment_by_class(results),
+        slo_attainment_by_class=_attainment_by_class(results, observed.profile.classes),
         first_tokens_in_time=total.first_in_time / total.requests,
         further_tokens_in_time=total.further_in_time / total.requests,
         instances_started=controller.started,
@@ -322,10 +322,10 @@ def _result(
     )
 
 
-def _attainment_by_class(results: EngineResults) -> dict[str, float]:
+def _attainment_by_class(results: EngineResults, classes: Iterable[str]) -> dict[str, float]:
     """Share of the requests of each class that met their SLOs; classes that came only."""
     attainment = {}
-    for index, name in enumerate(CLASSES):
+    for index, name in enumerate(classes):
         counts = results.counts_of_class(index)
         if counts.requests:
             attainment[name] = counts.attainment
@@ -338,7 +338,7 @@ def _time_series(
     """The series from the first slot on."""
     num_slots = len(slot_gpus)
     arrivals = observed.trace.counts
-    class_tokens = np.array([observed.profile.classes[name].tokens for name in CLASSES])
+    class_tokens = np.array([request.tokens for request in observed.profile.classes.values()])
 
     def from_first(values: npt.ArrayLike) -> FloatArray:
         return np.array(values, dtype=np.float64)[first_slot:num_slots]

@@ -17,7 +17,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from envplan.serving.classes import CLASSES
 from envplan.serving.fleet import Fleet, PoolSpec
 from envplan.serving.fleet_controller import FleetController
 from envplan.serving.forecast import DemandForecast, ScaledWindow
@@ -104,7 +103,7 @@ def _requests_of(
     """Indices of the requests of a window that are taken for a class of the pool."""
     bounds_s = (window.begin_s, window.end_s)
     begin, end = np.searchsorted(observed.trace.arrival_s, bounds_s).tolist()
-    served = np.array([name in pool.serves for name in CLASSES])
+    served = np.array([name in pool.serves for name in observed.profile.classes])
     indices: npt.NDArray[np.intp] = np.flatnonzero(served[observed.predicted_class[begin:end]])
     indices += begin
     return indices

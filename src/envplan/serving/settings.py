@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from envplan.errors import InputError
+from envplan.serving.classes import MAX_CLASSES
 
 #: Steps of an instance's start that can be prepared, and the seconds that each takes: a machine is
 #: booted; it fetches the weights; its processes find each other and the engine starts, or both come
@@ -58,7 +59,7 @@ class Settings:
     """
 
     max_gpus: int = 1024
-    max_pools: int = 9
+    max_pools: int = MAX_CLASSES
     epoch_s: float = 1800.0
     slo_quantile_percent: float = 99.95
     headroom_percent: float = 10.0

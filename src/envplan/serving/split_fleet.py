@@ -13,7 +13,6 @@ from typing import Final
 
 from envplan._serving import Replay
 from envplan.errors import InputError
-from envplan.serving.classes import CLASSES
 from envplan.serving.fleet_controller import EngineResults, RequestCounts, read_results
 from envplan.serving.instances import Instances
 from envplan.serving.observed_trace import ObservedTrace
@@ -98,7 +97,7 @@ class SplitFleetController:
             transfer_s=settings.transfer_latency_s,
             kv_bytes_per_token=_kv_bytes_per_token(observed, fleet),
         )
-        for class_number in range(len(CLASSES)):
+        for class_number in range(len(observed.profile.classes)):
             self._engine.route(class_number, _FIRST_POOL, [])
         self._start(fleet.first, _FIRST_POOL)
         if fleet.decode is not None:

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from envplan.serving.classes import CLASSES, FloatArray, Slo
+from envplan.serving.classes import FloatArray, RequestClasses, Slo
 from envplan.serving.fleet import Fleet, PoolSpec
 from envplan.serving.fleet_controller import FleetController, RequestCounts, TimeCounts
 from envplan.serving.instances import Instances
@@ -116,7 +116,7 @@ def replay_steadily(
         duration_s: whole minutes.
         seed: of the arrivals; the same arrivals, closer together, come to a higher load.
     """
-    trace = _draw_trace(load, duration_s, seed)
+    trace = _draw_trace(load, profile.classes, duration_s, seed)
     if not len(trace):
         return SteadyReplay.idle(profile, load)
     controller = _started_controller(profile, load, trace)
@@ -128,7 +128,7 @@ def replay_steadily(
     if load.decode is not None:
         decode_power_w = energy_j[1] / duration_s / load.decode.count
     counts = {}
-    for index, name in enumerate(CLASSES):
+    for index, name in enumerate(profile.classes):
         of_class = results.counts_of_class(index)
         if of_class.requests:
             counts[name] = of_class
@@ -155,7 +155,7 @@ def stays_within(
         duration_s: whole minutes.
         seed: of the arrivals.
     """
-    trace = _draw_trace(load, duration_s, seed)
+    trace = _draw_trace(load, profile.classes, duration_s, seed)
     if not len(trace):
         return True
     controller = _started_controller(profile, load, trace)
@@ -194,12 +194,12 @@ def _started_controller(
     return controller
 
 
-def _draw_trace(load: SteadyLoad, duration_s: float, seed: int) -> Trace:
+def _draw_trace(load: SteadyLoad, classes: RequestClasses, duration_s: float, seed: int) -> Trace:
     """The requests that come."""
     arrival_s = _draw_arrivals(load.total_requests_s, duration_s, seed)
     names = list(load.requests_s)
     shares = np.array([load.requests_s[name] for name in names]) / load.total_requests_s
-    numbers = np.array([CLASSES.index(name) for name in names], dtype=np.uint8)
+    numbers = np.array([classes.index(name) for name in names], dtype=np.uint8)
     random = np.random.default_rng((seed, 1))
     drawn = random.choice(len(names), size=len(arrival_s), p=shares)
     return Trace(
@@ -209,6 +209,7 @@ def _draw_trace(load: SteadyLoad, duration_s: float, seed: int) -> Trace:
         output_tokens=None,
         class_index=numbers[drawn],
         covered_s=duration_s,
+        classes=classes,
     )
 
 

@@ -17,11 +17,11 @@ from envplan._io.files import named_file
 from envplan.errors import InputError
 from envplan.serving.builtin import WEEKS, builtin_folder, builtin_traces, week_shape_path
 from envplan.serving.classes import (
-    CLASSES,
+    DEFAULT_CLASSES,
     ClassIndices,
     FloatArray,
     IntArray,
-    classify_requests,
+    RequestClasses,
 )
 from envplan.serving.profile import MeanLengths, ServingProfile
 from envplan.serving.synthetic_week import draw_week, read_week_shape
@@ -57,6 +57,7 @@ class Trace:
         cached_tokens: tokens at the begin of each input that an earlier request had, too; None
             where the trace does not say.
         num_failed: requests that failed when they were recorded, and are left out.
+        classes: that `class_index` is of.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Trace:
     covered_s: float | None = None
     cached_tokens: IntArray | None = None
     num_failed: int = 0
+    classes: RequestClasses = DEFAULT_CLASSES
 
     @property
     def duration_s(self) -> float:
@@ -88,19 +90,20 @@ class Trace:
     @cached_property
     def counts(self) -> npt.NDArray[np.int64]:
         """Requests by slot and class index, (slots, classes)."""
-        counts = np.zeros(self.num_slots * len(CLASSES), dtype=np.int64)
+        num_classes = len(self.classes)
+        counts = np.zeros(self.num_slots * num_classes, dtype=np.int64)
         for begin in range(0, len(self), _REQUESTS_PER_PIECE):
             piece = slice(begin, begin + _REQUESTS_PER_PIECE)
             slots = (self.arrival_s[piece] / SLOT_S).astype(np.int64)
-            cells = slots * len(CLASSES) + self.class_index[piece]
+            cells = slots * num_classes + self.class_index[piece]
             counts += np.bincount(cells, minlength=len(counts))
-        return counts.reshape(self.num_slots, len(CLASSES))
+        return counts.reshape(self.num_slots, num_classes)
 
     def lengths(self, profile: ServingProfile) -> RequestLengths:
         """Tokens of each request's input and output; the class's means where none are stated."""
         if self.input_tokens is not None and self.output_tokens is not None:
             return RequestLengths(self.input_tokens, self.output_tokens)
-        classes = [profile.classes[name] for name in CLASSES]
+        classes = profile.classes.to_list()
         inputs = _whole_tokens([request_class.input_tokens for request_class in classes])
         outputs = _whole_tokens([request_class.output_tokens for request_class in classes])
         return RequestLengths(inputs[self.class_index], outputs[self.class_index])
@@ -112,11 +115,12 @@ class Trace:
         """
         if self.input_tokens is None or self.output_tokens is None:
             return {}
-        num_requests = np.bincount(self.class_index, minlength=len(CLASSES))
-        inputs = np.bincount(self.class_index, self.input_tokens, len(CLASSES))
-        outputs = np.bincount(self.class_index, self.output_tokens, len(CLASSES))
+        num_classes = len(self.classes)
+        num_requests = np.bincount(self.class_index, minlength=num_classes)
+        inputs = np.bincount(self.class_index, self.input_tokens, num_classes)
+        outputs = np.bincount(self.class_index, self.output_tokens, num_classes)
         means = {}
-        for index, name in enumerate(CLASSES):
+        for index, name in enumerate(self.classes):
             count = num_requests[index]
             if count:
                 means[name] = MeanLengths(inputs[index] / count, outputs[index] / count)
@@ -185,24 +189,46 @@ class Trace:
         return replace(
             self,
             input_tokens=input_tokens,
-            class_index=classify_requests(input_tokens, self.output_tokens),
+            class_index=self.classes.classify(input_tokens, self.output_tokens),
             cached_tokens=None,
             provenance=f"{hits.sum() / self.input_tokens.sum():.1%} of input tokens cached",
         )
 
+    def in_classes(self, classes: RequestClasses) -> Trace:
+        """The same requests in other classes.
+
+        Raises:
+            InputError: the trace gives classes, not lengths, and they are not these.
+        """
+        if classes.has_the_bounds_of(self.classes):
+            return replace(self, classes=classes)
+        if self.input_tokens is None or self.output_tokens is None:
+            raise InputError(
+                f"{self.name} gives classes instead of lengths: {', '.join(self.classes)}; they "
+                f"are not those of the profile: {', '.join(classes)}"
+            )
+        class_index = classes.classify(self.input_tokens, self.output_tokens)
+        return replace(self, class_index=class_index, classes=classes)
+
     @classmethod
-    def read_csv(cls, path: str | os.PathLike[str], time_unit: str | None = None) -> Trace:
+    def read_csv(
+        cls,
+        path: str | os.PathLike[str],
+        time_unit: str | None = None,
+        classes: RequestClasses = DEFAULT_CLASSES,
+    ) -> Trace:
         """Read and check a trace.
 
         Args:
             path: of a table or of JSON lines.
             time_unit: of numbers in its timestamps, such as "ms"; None: as its format has it.
+            classes: of its requests.
 
         Raises:
             InputError: naming file, line, column and what to do.
         """
         path = Path(path)
-        requests = read_requests(path, time_unit)
+        requests = read_requests(path, time_unit, classes)
         return cls(
             name=re.sub(r"(\.csv|\.jsonl|\.json)?(\.gz)?$", "", path.name),
             arrival_s=requests.arrival_s,
@@ -212,23 +238,30 @@ class Trace:
             covered_s=requests.duration_s,
             cached_tokens=requests.cached_tokens,
             num_failed=requests.num_failed,
+            classes=classes,
         )
 
     @classmethod
-    def open(cls, path_or_name: str, time_unit: str | None = None) -> Trace:
+    def open(
+        cls,
+        path_or_name: str,
+        time_unit: str | None = None,
+        classes: RequestClasses = DEFAULT_CLASSES,
+    ) -> Trace:
         """The trace at a path or, where no such path exists, the built-in of that name.
 
         Args:
             path_or_name: of the trace.
             time_unit: as for read_csv.
+            classes: of its requests.
 
         Raises:
             InputError: it is neither, or no valid trace.
         """
         path = named_file(path_or_name, builtin_traces(), "trace")
         if path_or_name in WEEKS and path.parent == builtin_folder():
-            return make_week(path_or_name)
-        return cls.read_csv(path, time_unit)
+            return make_week(path_or_name).in_classes(classes)
+        return cls.read_csv(path, time_unit, classes)
 
 
 def _whole_tokens(means: list[float]) -> IntArray:

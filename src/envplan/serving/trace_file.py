@@ -24,11 +24,10 @@ from envplan._io.documents import read_json
 from envplan._io.files import ReadLimits, refuse_slip, stream
 from envplan.errors import InputError, shown
 from envplan.serving.classes import (
-    CLASSES,
     ClassIndices,
     FloatArray,
     IntArray,
-    classify_requests,
+    RequestClasses,
 )
 from envplan.serving.trace_formats import (
     CLASS,
@@ -97,17 +96,18 @@ class RequestTable:
     num_failed: int = 0
 
 
-def read_requests(path: Path, time_unit: str | None = None) -> RequestTable:
+def read_requests(path: Path, time_unit: str | None, classes: RequestClasses) -> RequestTable:
     """Read and check the requests of a trace.
 
     Args:
         path: of the file.
         time_unit: of its timestamps, a key of TIME_UNITS; None: as its format has it.
+        classes: of its requests.
 
     Raises:
         InputError: naming file, line, column and what to do.
     """
-    rows = _Rows(path, time_unit)
+    rows = _Rows(path, time_unit, classes)
     _read_in_pieces(path, rows)
     if not len(rows):
         raise InputError("has no rows", path=path)
@@ -253,11 +253,13 @@ class _Rows:
     Args:
         path: of the file.
         time_unit: of its timestamps; None: as its format has it.
+        classes: of its requests.
     """
 
-    def __init__(self, path: Path, time_unit: str | None) -> None:
+    def __init__(self, path: Path, time_unit: str | None, classes: RequestClasses) -> None:
         self._path = path
         self._time_unit = time_unit
+        self._classes = classes
         self._format = OWN
         self._names: WrittenNames = {}
         self._length = 0
@@ -300,7 +302,7 @@ class _Rows:
             return
         first_line = self._num_read + (1 if PREFIX_HASHES in self._names else 2)
         reader = _PieceReader(frame, self._names, self._format, self._path, first_line)
-        piece = reader.read(self._last_s, self._time_unit)
+        piece = reader.read(self._last_s, self._time_unit, self._classes)
         self._has_numbers = reader.has_numbers
         self._num_read += len(frame)
         self._num_failed += piece.num_failed
@@ -401,12 +403,15 @@ class _PieceReader:
         #: Whether timestamps are numbers.
         self.has_numbers = False
 
-    def read(self, previous_s: float | None, time_unit: str | None) -> _Piece:
+    def read(
+        self, previous_s: float | None, time_unit: str | None, classes: RequestClasses
+    ) -> _Piece:
         """The rows as arrays.
 
         Args:
             previous_s: time of the row before; None if there is none.
             time_unit: of timestamps; None: as the format has it.
+            classes: of requests.
 
         Raises:
             InputError: a cell is blank or wrong, or time runs backwards or stands still.
@@ -416,7 +421,7 @@ class _PieceReader:
         self._refuse_gaps(time_s, previous_s, time_unit)
         request_counts = self._numbers(REQUESTS) if REQUESTS in self._frame else None
         if CLASS in self._frame:
-            return _Piece(time_s, self._classes(), None, None, request_counts)
+            return _Piece(time_s, self._class_column(classes), None, None, request_counts)
         answered = np.flatnonzero(~self._failed())
         input_tokens = self._token_counts(INPUT_TOKENS)[answered]
         output_tokens = self._token_counts(OUTPUT_TOKENS)[answered]
@@ -425,7 +430,7 @@ class _PieceReader:
             prefix_hashes = list(self._frame[PREFIX_HASHES].iloc[answered])
         return _Piece(
             time_s[answered],
-            classify_requests(input_tokens, output_tokens),
+            classes.classify(input_tokens, output_tokens),
             input_tokens,
             output_tokens,
             None if request_counts is None else request_counts[answered],
@@ -532,15 +537,11 @@ class _PieceReader:
         tokens: IntArray = np.maximum(1, self._numbers(column)).astype(np.int32)
         return tokens
 
-    def _classes(self) -> ClassIndices:
+    def _class_column(self, classes: RequestClasses) -> ClassIndices:
         import pandas as pd
 
-        indices = pd.Index(CLASSES).get_indexer(self._frame[CLASS])
-        self._refuse(
-            indices < 0,
-            CLASS,
-            f"there is no class {{cell}}; the classes are {', '.join(CLASSES)} (input then output)",
-        )
+        indices = pd.Index(classes.names).get_indexer(self._frame[CLASS])
+        self._refuse(indices < 0, CLASS, classes.no_class_text("{cell}"))
         class_index: ClassIndices = indices.astype(np.uint8)
         return class_index
 

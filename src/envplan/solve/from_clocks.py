@@ -38,8 +38,8 @@ def plan_from_clocks(
         pipeline: what runs.
         profile: what operations cost.
         clocks: MHz of each stage's operations in execution order; any for an operation that
-            controls no clock, or none for all such; or (MHz, config). Of rows that differ in
-            config alone, the fastest is taken.
+            controls no clock, or none for all such; or (MHz, config). 0 is for an operation that
+            no clock is given for. Of rows that differ in config alone, the fastest is taken.
         frontier: of the pipeline and profile, where it is known already.
         planner: what to call what chose them.
         options: further arguments of trace_frontier.
@@ -100,8 +100,10 @@ def _fastest_option_at(op: Operation, table: OptionTable, clock: Clock, profile:
     for option in at_clock:
         if config is None or config == table.config[option]:
             return int(option)
+    name = f"{op.instruction} {op.microbatch} of stage {op.stage}"
+    if mhz == 0:
+        raise InputError(f"no clock is given for {name}")
     with_config = f" with config {config}" if config and at_clock else ""
     raise InputError(
-        f"{mhz} MHz{with_config} for {op.instruction} {op.microbatch} of stage {op.stage} is not a "
-        f"clock of profile {profile.name} there"
+        f"{mhz} MHz{with_config} for {name} is not a clock of profile {profile.name} there"
     )

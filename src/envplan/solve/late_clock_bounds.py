@@ -54,6 +54,7 @@ class LateClockBounds:
         has_parts = relaxation.profile.adjustments.by_parts is not None
         self._are_known = clocks.are_any and not has_parts
         self._raised: dict[int, _Raised | None] = {}
+        self._at_relaxed_prices: dict[int, int] = {}
 
     def lower_bound_10fj(self, deadline_ns: int) -> int:
         """The highest bound known for a deadline not below T_min, one GPU a stage, 10 fJ.
@@ -63,7 +64,7 @@ class LateClockBounds:
         relaxed_10fj = self._relaxation.lower_bound_10fj(deadline_ns)
         if not self._are_known:
             return relaxed_10fj
-        late_10fj = late_clock_bound_10fj(self._relaxation, deadline_ns, self.clocks)
+        late_10fj = self._at_relaxed_prices_10fj(deadline_ns)
         if not self._raised and _is_higher(late_10fj, relaxed_10fj):
             self._raised_at(deadline_ns)
         raised_10fj = [one.bound.energy_10fj(deadline_ns) for one in self._raised.values() if one]
@@ -79,7 +80,7 @@ class LateClockBounds:
         if not self._are_known:
             return RELAXED_BOUND
         deadline_ns = max(self._relaxation.min_time_ns, deadline_ns)
-        late_10fj = late_clock_bound_10fj(self._relaxation, deadline_ns, self.clocks)
+        late_10fj = self._at_relaxed_prices_10fj(deadline_ns)
         relaxed_10fj = self._relaxation.lower_bound_10fj(deadline_ns) - rounding_allowance_10fj(
             replay
         )
@@ -91,6 +92,13 @@ class LateClockBounds:
             if raised_10fj > late_10fj:
                 return StatedBound("late-clocks", raised_10fj, raised.prices)
         return StatedBound("late-clocks", late_10fj)
+
+    def _at_relaxed_prices_10fj(self, deadline_ns: int) -> int:
+        """The bound that the relaxed optimum's prices give, each computed once, 10 fJ."""
+        known = self._at_relaxed_prices
+        if deadline_ns not in known:
+            known[deadline_ns] = late_clock_bound_10fj(self._relaxation, deadline_ns, self.clocks)
+        return known[deadline_ns]
 
     def _raised_at(self, deadline_ns: int) -> _Raised | None:
         """The best prices found for a deadline not below T_min, ns; None: none were found."""

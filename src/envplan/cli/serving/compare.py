@@ -63,7 +63,7 @@ def compare(
     names = policies or tuple(POLICIES)
     if disaggregated:
         names = Names([*names, *(name for name in SPLIT_FLEETS if name not in names)])
-    replays = replay.run(service, names, left_out=ui.warn)
+    replays = replay.run(service.serving_profile, names, left_out=ui.warn)
     replay.draw(replays, "compare")
     costs = [rates.named(fleet_rates.costs_of(result)) for result in replays.simulations]
     ui.answer(
@@ -74,6 +74,8 @@ def compare(
 
 
 def _document(replays: Replays, costs: Sequence[Mapping[str, float]]) -> dict[str, object]:
+    from envplan.serving.class_file import class_list
+
     baseline = replays.simulations[0]
     policies = []
     for result, cost, rivals in zip(replays.simulations, costs, replays.rivals, strict=True):
@@ -90,6 +92,7 @@ def _document(replays: Replays, costs: Sequence[Mapping[str, float]]) -> dict[st
         "trace": replays.trace.name,
         "made": replays.trace.provenance,
         "profile": replays.profile.name,
+        "classes": class_list(replays.profile.classes),
         "source": replays.profile.source,
         "policies": policies,
     }

@@ -121,13 +121,13 @@ def profile(
             made = Path("serving-profile.csv")
             invocation().will_write(made)
         _make_profile(from_sweep, facts, made)
-        profile = ServingProfile.read_csv(made).with_slos(
-            dict(service.slo or []), service.slo_scale
-        )
+        profile = service.adjusted(ServingProfile.read_csv(made))
+        if service.stated_classes is not None:
+            profile.save_copy(made, service.stated_classes)
     else:
         profile = service.serving_profile
         if output is not None:
-            profile.save_copy(output)
+            profile.save_copy(output, service.stated_classes)
     ui.draw(plot, lambda: serving_profile_figure(profile, load))
     efficiencies = profile.efficiencies(load)
     ui.answer(

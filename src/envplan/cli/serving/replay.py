@@ -14,7 +14,7 @@ from envplan.cli import output as ui
 from envplan.cli.cost_options import RateOptions
 from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
-from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions
+from envplan.cli.serving.service import FLEET, FleetGpus
 from envplan.cli.shared import JOB, MONEY, MOST_USED
 from envplan.cli.tables import table_columns
 from envplan.cli.types import (
@@ -29,6 +29,7 @@ from envplan.cli.types import (
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
 from envplan.serving.builtin import WEEKS, builtin_traces
+from envplan.serving.classes import MAX_CLASSES, RequestClasses
 from envplan.serving.settings import LENGTH_PREDICTORS, SCHEDULERS, STARTUP_STEPS_S, Settings
 from envplan.serving.trace import Trace
 from envplan.serving.trace_formats import TIME_UNITS
@@ -194,8 +195,9 @@ class ReplayOptions:
         typer.Option(
             rich_help_panel=FLEET,
             metavar="N",
-            help="Pools of policy DynamoLLM, at most.",
-            parser=quantity(COUNT.within(1, 9)),
+            help="Pools of policy DynamoLLM, at most; default: one for each class.",
+            show_default=False,
+            parser=quantity(COUNT.within(1, MAX_CLASSES)),
         ),
     ] = Settings.max_pools
     epoch: Annotated[
@@ -374,7 +376,7 @@ class ReplayOptions:
 
     def run(
         self,
-        service: ServiceOptions,
+        profile: ServingProfile,
         policies: Sequence[str],
         left_out: Callable[[str], None] | None = None,
         given: GivenFleet | None = None,
@@ -384,7 +386,7 @@ class ReplayOptions:
         It warns of requests that no fleet could answer in time.
 
         Args:
-            service: the profile, with SLOs.
+            profile: with classes and SLOs.
             policies: their names.
             left_out: told of policies that are left out, as compare_policies does.
             given: comes last.
@@ -394,8 +396,7 @@ class ReplayOptions:
         from envplan.serving.observed_trace import observe_trace
         from envplan.serving.replay import compare_policies, replay_fixed
 
-        profile = service.serving_profile
-        trace = self._open_trace()
+        trace = self._open_trace(profile.classes)
         if self.load_factor != 1:
             trace = trace.scaled(self.load_factor, self.seed)
         settings = self.settings()
@@ -423,12 +424,12 @@ class ReplayOptions:
         _warn_of_too_long(simulations, profile)
         return Replays(profile, trace, simulations, rivals)
 
-    def _open_trace(self) -> Trace:
+    def _open_trace(self, classes: RequestClasses) -> Trace:
         """The trace, as its prefix cache leaves it.
 
         It says how many requests failed, and how much a prefix cache could save.
         """
-        trace = Trace.open(self.trace, self.time_unit)
+        trace = Trace.open(self.trace, self.time_unit, classes)
         if trace.num_failed:
             ui.warn(
                 f"{trace.num_failed} of {len(trace) + trace.num_failed} requests of {trace.name} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
@@ -14,7 +15,7 @@ from envplan.cli.types import InputFile, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER
 from envplan.serving.builtin import BUILTIN
-from envplan.serving.classes import Slo, check_class
+from envplan.serving.classes import RequestClasses, Slo
 
 if TYPE_CHECKING:
     from envplan.serving.profile import ServingProfile
@@ -37,12 +38,12 @@ def split_class(text: str, form: str) -> tuple[str, str]:
         form: what it must be, for the error.
 
     Raises:
-        InputError: there is no value, or no such class.
+        InputError: there is no class, or no value.
     """
     name, _, value = (word.strip() for word in text.partition("="))
-    if not value:
+    if not name or not value:
         raise InputError(f"{form}, not {text!r}")
-    return check_class(name), value
+    return name, value
 
 
 def parse_slo(text: str, option: str) -> ClassSlo:
@@ -68,7 +69,7 @@ FleetGpus = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceOptions:
-    """A serving profile, and the SLOs to be met with it."""
+    """A serving profile, the classes of requests, and the SLOs to be met."""
 
     profile: Annotated[
         str,
@@ -79,6 +80,17 @@ class ServiceOptions:
         ),
         InputFile(),
     ] = BUILTIN
+    classes: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=JOB,
+            metavar="FILE",
+            help="Classes of requests, their lengths and SLOs: .toml or .json. Default: the "
+            "profile's, else SS, SM, ... LL: short, medium or long input, then output.",
+            show_default=False,
+        ),
+        InputFile(),
+    ] = None
     slo: Annotated[
         list[ClassSlo] | None,
         typer.Option(
@@ -101,9 +113,32 @@ class ServiceOptions:
 
     @cached_property
     def serving_profile(self) -> ServingProfile:
-        """The profile, with these SLOs."""
+        """The profile, for these classes and SLOs."""
+        return self.profile_for(None)
+
+    def profile_for(self, classes: RequestClasses | None) -> ServingProfile:
+        """The profile, for these SLOs and, without --classes, for other classes than its own.
+
+        Args:
+            classes: None: its own.
+        """
         from envplan.serving.profile import ServingProfile
 
         profile = ServingProfile.open(self.profile)
         invocation().will_read(profile.path, profile.sidecar)
+        if classes is not None:
+            profile = profile.with_classes(classes)
+        return self.adjusted(profile)
+
+    @cached_property
+    def stated_classes(self) -> RequestClasses | None:
+        """The classes of --classes."""
+        from envplan.serving.class_file import read_classes
+
+        return None if self.classes is None else read_classes(self.classes)
+
+    def adjusted(self, profile: ServingProfile) -> ServingProfile:
+        """A profile for these classes and SLOs."""
+        if self.stated_classes is not None:
+            profile = profile.with_classes(self.stated_classes)
         return profile.with_slos(dict(self.slo or []), self.slo_scale)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
@@ -27,6 +27,7 @@ from envplan.errors import InputError
 from envplan.serving.settings import DISAGGREGATED, SPLIT_FLEETS, TOGETHER
 
 if TYPE_CHECKING:
+    from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation
 
 _BASELINE: Final = "SinglePool"
@@ -81,16 +82,19 @@ def simulate(
       envplan serving simulate --disaggregated
       envplan serving simulate --trace mine.csv.gz --price 0.12 --carbon 380
     """
+    from envplan.serving.class_file import class_list
+
     if fleet is not None and disaggregated:
         raise InputError("--disaggregated finds a fleet; leave out --fleet")
-    given = None if fleet is None else _given_fleet(fleet)
+    given = None if fleet is None else _given_fleet(fleet, service)
+    profile = service.serving_profile if given is None else given.profile
     policies = [] if given is not None else [policy]
     if disaggregated:
         policies = [*SPLIT_FLEETS]
     if replay.plot is not None and policies != [_BASELINE]:
         policies.insert(0, _BASELINE)  # a picture has it in it
     fleet_rates = rates.read()  # a mistake in them is told before hours are replayed
-    replays = replay.run(service, policies, given=given)
+    replays = replay.run(profile, policies, given=None if given is None else given.fleet)
     replay.draw(replays, policy if fleet is None else Path(fleet).stem)
     result = replays.simulations[-1]
     if output is not None:
@@ -104,6 +108,7 @@ def simulate(
             **_together(replays),
             "trace": replays.trace.name,
             "profile": replays.profile.name,
+            "classes": class_list(replays.profile.classes),
         },
         lambda: _print(replays, costs),
         next_command=["envplan", "serving", "compare", "--trace", replay.trace],
@@ -129,16 +134,32 @@ def _print_better(simulations: Sequence[Simulation]) -> None:
     ui.say(f"{better.policy} takes {saved_percent:.1f}% less than {worse.policy}")
 
 
-def _given_fleet(text: str) -> GivenFleet:
+class _Given(NamedTuple):
+    """A fleet that is given, and the profile for the classes that it was planned for."""
+
+    fleet: GivenFleet
+    profile: ServingProfile
+
+
+def _given_fleet(text: str, service: ServiceOptions) -> _Given:
     """The fleet of a plan's file, or one that is written out."""
     from envplan.serving.given_fleet import fleet_of_plan, parse_fleet
     from envplan.serving.plan import ServingPlan
 
     path = Path(text)
-    if is_file(path):
-        invocation().will_read(path)
-        return GivenFleet(path.stem, fleet_of_plan(ServingPlan.load(path)))
-    return GivenFleet(text, parse_fleet(text))
+    if not is_file(path):
+        profile = service.serving_profile
+        return _Given(GivenFleet(text, parse_fleet(text, profile.classes)), profile)
+    invocation().will_read(path)
+    plan = ServingPlan.load(path)
+    profile = service.profile_for(plan.classes)
+    if not profile.classes.has_the_bounds_of(plan.request.all_classes):
+        raise InputError(
+            f"was planned for other classes: {', '.join(plan.request.all_classes)}; leave out "
+            "--classes",
+            path=path,
+        )
+    return _Given(GivenFleet(path.stem, fleet_of_plan(plan)), profile)
 
 
 def _print(replays: Replays, costs: Mapping[str, float]) -> None:
