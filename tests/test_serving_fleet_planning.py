@@ -28,7 +28,7 @@ from envplan.serving.profile import MeanLengths
 from envplan.serving.replayed_curves import Promise, highest_load, replay_curves
 from envplan.serving.split_fleet_planning import fleets_apart
 from envplan.serving.steady_replay import SteadyLoad, replay_steadily
-from serving_helpers import write_profile
+from serving_helpers import rows_for_roles, write_profile
 
 #: Seconds of a prompt's token, and of a decode step, at the highest clock of one GPU.
 PROMPT_TOKEN_S, STEP_S = 1e-4, 0.02
@@ -57,18 +57,7 @@ def small_profile() -> ServingProfile:
 @cache
 def roles_profile() -> ServingProfile:
     """Clocks that prompts need and decoding does not; contexts have a size."""
-    rows = []
-    for tp in (1, 2):
-        for mhz, slower in ((1000, 2.0), (2000, 1.0)):
-            watts = mhz / 10
-            rows.append(f"{tp},{mhz},idle,0,0,{50 * tp}")
-            prompt_w = tp * (200 + 2 * watts)
-            for tokens in (10, 1000, 8000):
-                time_s = 1e-4 * slower * tokens / tp
-                rows.append(f"{tp},{mhz},prefill,{tokens},{time_s},{prompt_w}")
-            for batch, step_s in ((1, 0.018), (64, 0.028)):
-                time_s = (step_s + 0.002 * slower) / tp**0.5
-                rows.append(f"{tp},{mhz},decode,{batch},{time_s},{tp * (100 + batch + watts)}")
+    rows = rows_for_roles([1, 2])
     with TemporaryDirectory() as folder:
         path = write_profile(Path(folder, "roles.csv"), rows, kv_bytes_per_token=1e5)
         return ServingProfile.read_csv(path)

@@ -430,7 +430,7 @@ def _problems_of_replay(plan: ServingPlan, profile: ServingProfile) -> Iterator[
         for group, replayed in zip(pool.groups, replayed_groups, strict=True):
             for name, value in asdict(replayed).items():
                 stated = getattr(group, name)
-                if stated is None or not _is_close(value, stated):
+                if stated is None or not math.isclose(value, stated, rel_tol=_TOLERANCE):
                     yield (
                         f"pool {pool.request_class}, {group}: {name} is {value:g} when it is "
                         f"replayed, not {stated} as stated"
