@@ -121,8 +121,7 @@ class SplitFleetController:
 
     def counts_so_far(self) -> RequestCounts:
         """Numbers of the requests that are over."""
-        counts_by_class = self._engine.results()[2]
-        return RequestCounts(*counts_by_class.sum(axis=0).tolist())
+        return RequestCounts(*self._engine.counts().sum(axis=0).tolist())
 
     def pool_energy_j(self) -> list[float]:
         """Energy of the instances that requests come to, and of those that only decode, J."""
