@@ -83,11 +83,11 @@ class _MeasuredGroups(NamedTuple):
 
     Attributes:
         number: of each row's group among them, (rows,); -1 where the group has no measured row.
-        count: how many they are.
+        num_groups: how many they are.
     """
 
     number: Groups
-    count: int
+    num_groups: int
 
 
 class _Unknowns:
@@ -114,7 +114,7 @@ class _Unknowns:
         first_of_row = self._count + num_terms * groups.number
         numbers = first_of_row[:, None] + np.arange(num_terms)
         is_known = groups.number >= 0
-        self._add(num_terms * groups.count, spread)
+        self._add(num_terms * groups.num_groups, spread)
         return np.where(is_known[:, None], numbers, 0)
 
     def add_common(self, groups: _MeasuredGroups, spread: float) -> Groups:
@@ -125,7 +125,7 @@ class _Unknowns:
         """
         numbers = self._count + groups.number
         is_known = groups.number >= 0
-        self._add(groups.count, spread)
+        self._add(groups.num_groups, spread)
         return np.where(is_known, numbers, 0)
 
     def _add(self, count: int, spread: float) -> None:
