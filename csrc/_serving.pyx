@@ -94,6 +94,15 @@ cdef extern from "serving/replay.hpp" namespace "envplan::serving" nogil:
 _POLICIES = {"edf": Policy.kEdf, "fcfs": Policy.kFcfs}
 
 
+cdef vector[double] _numbers(values) except *:
+    """Numbers as C++ has them, without a Python object for each."""
+    cdef const double[::1] numbers = np.ascontiguousarray(values, dtype=np.float64)
+    cdef vector[double] copied
+    if numbers.shape[0]:
+        copied.assign(&numbers[0], &numbers[0] + numbers.shape[0])
+    return copied
+
+
 def time_bin_ends():
     """The longest time in each bin of Replay.times, s, float64 (bins,); the last is infinite."""
     return np.array(TimeCounts.ends(), dtype=np.float64)
@@ -145,8 +154,9 @@ cdef class Service:
         cdef Size size
         for idle_w, step_s, step_w, grid, prompt_s, prompt_w, context_s, context_w in tables:
             table.context_s, table.context_w = context_s, context_w
-            table.idle_w, table.step_s, table.step_w = idle_w, step_s, step_w
-            table.grid, table.prompt_s, table.prompt_w = grid, prompt_s, prompt_w
+            table.idle_w, table.grid = idle_w, grid
+            table.step_s, table.step_w = _numbers(step_s), _numbers(step_w)
+            table.prompt_s, table.prompt_w = _numbers(prompt_s), _numbers(prompt_w)
             all_tables.push_back(table)
         for kv_tokens, chunk, places, link_bytes_s in sizes:
             size.kv_tokens, size.chunk, size.link_bytes_s = kv_tokens, chunk, link_bytes_s
@@ -267,12 +277,20 @@ cdef class Replay:
         Returns:
             Two arrays, int64 (classes, bins).
         """
-        cdef size_t k
+        cdef size_t klass, k
         cdef size_t classes = self.replay.tally().counts().size()
-        return (
-            np.array([self.replay.tally().first_token_times()[k].counts() for k in range(classes)], np.int64),
-            np.array([self.replay.tally().token_intervals()[k].counts() for k in range(classes)], np.int64),
-        )
+        cdef size_t bins = TimeCounts.ends().size()
+        first_tokens = np.empty((classes, bins), dtype=np.int64)
+        intervals = np.empty((classes, bins), dtype=np.int64)
+        cdef int64_t[:, ::1] first_token_counts = first_tokens
+        cdef int64_t[:, ::1] interval_counts = intervals
+        for klass in range(classes):
+            for k in range(bins):
+                first_token_counts[klass, k] = (
+                    self.replay.tally().first_token_times()[klass].counts()[k]
+                )
+                interval_counts[klass, k] = self.replay.tally().token_intervals()[klass].counts()[k]
+        return first_tokens, intervals
 
     def apart(self):
         """What does not count as served: too long; unservable, by class; preempted; and transfers.
@@ -294,15 +312,19 @@ cdef class Replay:
 
     def results(self):
         """Energy (J) and attained requests by slot; counts by class; clock changes; helped; squashed."""
+        return (
+            np.array(self.replay.series().energy(), dtype=np.float64),
+            np.array(self.replay.series().attained(), dtype=np.int64),
+            self.counts(),
+            self.replay.clock_changes(), self.replay.helped(), self.replay.squashed(),
+        )
+
+    def counts(self):
+        """Requests that are over, and met first tokens, further tokens and both: int64 (classes, 4)."""
         cdef size_t k
         cdef Counts counts
         by_class = []
         for k in range(self.replay.tally().counts().size()):
             counts = self.replay.tally().counts()[k]
             by_class.append([counts.requests, counts.first_in_time, counts.tokens_in_time, counts.attained])
-        return (
-            np.array(self.replay.series().energy(), dtype=np.float64),
-            np.array(self.replay.series().attained(), dtype=np.int64),
-            np.array(by_class, dtype=np.int64),
-            self.replay.clock_changes(), self.replay.helped(), self.replay.squashed(),
-        )
+        return np.array(by_class, dtype=np.int64)

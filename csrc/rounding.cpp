@@ -376,14 +376,23 @@ void check(const RoundingProblem& p) {
       require(p.time[k - 1] <= p.time[k] && p.cost[k - 1] >= p.cost[k],
               "times must ascend and costs descend within a table");
     }
+    require(p.time[first] >= 0, "a time is out of range");
   }
+  require(p.deadline >= 0 && p.deadline < kMostTime, "the deadline is out of range");
+  __int128 longest = 0;  // no path takes longer
   for (Index i = 0; i < p.num_operations; ++i) {
     require(p.table[i] >= 0 && p.table[i] < p.num_tables, "an operation's table is out of range");
+    require(p.finish[i] >= 0 && p.finish[i] < kMostTime, "a finish is out of range");
+    Time most_lag = 0;
     for (Index e = p.pred_begin[i]; e < p.pred_begin[i + 1]; ++e) {
       require(p.pred[e] >= 0 && p.pred[e] < i, "operations must come after their predecessors");
       require(p.pred_lag[e] >= 0, "a lag is out of range");
+      most_lag = std::max(most_lag, p.pred_lag[e]);
     }
+    longest += p.time[p.option_begin[p.table[i] + 1] - 1];
+    longest += most_lag;
   }
+  require(longest < kMostTime, "times add up to too much");
 }
 
 void check_choice(const RoundingProblem& p, const Index* choice) {

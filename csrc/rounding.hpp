@@ -36,7 +36,8 @@ struct RoundingProblem {
   const Time* pred_lag;       // (num_preds) ns between its end and our start, not negative
   const Index* table;         // (num_operations) the operation's option table
   const Index* option_begin;  // (num_tables + 1) first option of each table, which has one at least
-  const Time* time;           // (num_options) ns, ascending within a table
+  const Time* time;           // (num_options) ns, ascending within a table; all operations after
+                              // one another take less than 2^62 at their slowest, lags included
   const std::int64_t* cost;   // (num_options) 10 fJ, descending within a table
   const Time* finish;         // (num_operations) relaxed finish time, ns
   Time deadline;              // ns; every relaxed finish time is at most this

@@ -34,7 +34,7 @@ settings.load_profile("fixed")
 #: Whose tests wait for processes or clocks: on one worker, one after the other.
 _TIMED = {"test_guard.py", "test_profiler.py", "test_runtime_frameworks.py"}
 _TIMED |= {"test_runtime_torch.py", "test_shim.py", "test_sweep_running.py", "test_waiting.py"}
-_TIMED |= {"test_service.py", "test_zeusd.py"}
+_TIMED |= {"test_service.py", "test_zeusd.py", "test_metrics.py"}
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from envplan.devices import Device, DeviceError, PermissionDeniedError, opened
+from envplan.devices import (
+    Counted,
+    Device,
+    DeviceError,
+    PermissionDeniedError,
+    choose,
+    opened,
+    visible_gpus,
+)
 from envplan.devices.modelled import gpu
 
 
@@ -129,6 +137,43 @@ def test_whoever_may_not_set_clocks_is_told(smi: StandIn) -> None:
     smi.is_root = False
     with opened("amdsmi") as source, pytest.raises(PermissionDeniedError, match="root alone"):
         source.devices()[0].lock_clock(1300)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"HIP_VISIBLE_DEVICES": "2,0"}, [2, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, [3]),
+        ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "3"}, [1]),
+        ({"ROCR_VISIBLE_DEVICES": "3,1,2"}, [3, 1, 2]),
+        ({"ROCR_VISIBLE_DEVICES": "3,1,2", "HIP_VISIBLE_DEVICES": "2,0"}, [2, 3]),
+        ({"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "0,2"}, [3]),
+    ],
+)
+def test_a_process_has_the_gpus_that_rocm_and_hip_leave(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], expected: list[int]
+) -> None:
+    monkeypatch.setitem(sys.modules, "amdsmi", StandIn(count=4))  # type: ignore[arg-type]
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with opened("amdsmi") as source:
+        assert visible_gpus(source) == expected
+        assert choose(source, 0, Counted.BY_CUDA).info.index == expected[0]
+        # A process that is to see that GPU alone sees it, whatever was set.
+        for name, value in source.environment_of(source.devices()[2]).items():
+            monkeypatch.setenv(name, value)
+        assert visible_gpus(source) == [2]
+
+
+def test_a_hidden_gpu_is_named_with_the_variables_that_hide_it(
+    smi: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1,0")
+    words = "there are 2, .*with ROCR_VISIBLE_DEVICES=0,1, HIP_VISIBLE_DEVICES=1,0"
+    with opened("amdsmi") as source, pytest.raises(DeviceError, match=words):
+        choose(source, 2, Counted.BY_CUDA)
 
 
 def test_without_rocm_the_error_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:

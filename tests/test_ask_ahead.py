@@ -12,11 +12,11 @@ import replay_oracle as oracle
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.runtime.ask_ahead import (
-    NUM_STEPS_SHOWN,
+    NUM_RECENT_STEPS,
     AheadTimer,
-    OperationTime,
     TimerTable,
     Trigger,
+    WaitAndDuration,
     timers,
 )
 from strategies import dags, pipelines, profiles
@@ -34,10 +34,10 @@ def times_of(parts: list[oracle.Part], operations: range) -> list[tuple[int, int
     return times
 
 
-def as_operation_times(times: list[tuple[int, int]]) -> list[OperationTime]:
+def as_operation_times(times: list[tuple[int, int]]) -> list[WaitAndDuration]:
     ends = [0, *(end for _, end in times)]
     return [
-        OperationTime(begin - before, end - begin)
+        WaitAndDuration(begin - before, end - begin)
         for before, (begin, end) in zip(ends, times, strict=False)
     ]
 
@@ -80,19 +80,19 @@ def test_timers_ask_when_the_replay_does(data: Any, noisy: bool) -> None:
 
 
 def test_timers_follow_what_the_latest_steps_have_shown() -> None:
-    planned = [OperationTime(0, 100), OperationTime(5, 40)]
+    planned = [WaitAndDuration(0, 100), WaitAndDuration(5, 40)]
     table = TimerTable(planned, [20, 20, 20])
     first = AheadTimer(Trigger.BEGIN, 0)
     assert table.timers == [first, AheadTimer(Trigger.BEGIN, 85), AheadTimer(Trigger.BEGIN, 20)]
     for duration_ns in (120, 130, 9000, 125):  # one step had to wait for something
-        table.add_step([OperationTime(0, duration_ns), OperationTime(5, 60)])
+        table.add_step([WaitAndDuration(0, duration_ns), WaitAndDuration(5, 60)])
     assert table.timers == [first, AheadTimer(Trigger.BEGIN, 110), AheadTimer(Trigger.BEGIN, 40)]
     later = [first, AheadTimer(Trigger.END, 30), AheadTimer(Trigger.BEGIN, 40)]
     num_steps = 4
     while table.timers != later and num_steps < 100:
-        table.add_step([OperationTime(0, 120), OperationTime(50, 60)])
+        table.add_step([WaitAndDuration(0, 120), WaitAndDuration(50, 60)])
         num_steps += 1
-    assert num_steps <= 2 * NUM_STEPS_SHOWN
-    for _ in range(2 * NUM_STEPS_SHOWN):  # later the timers are not corrected after each step
-        table.add_step([OperationTime(0, 120), OperationTime(0, 80)])
+    assert num_steps <= 2 * NUM_RECENT_STEPS
+    for _ in range(2 * NUM_RECENT_STEPS):  # later the timers are not corrected after each step
+        table.add_step([WaitAndDuration(0, 120), WaitAndDuration(0, 80)])
     assert table.timers == [first, AheadTimer(Trigger.BEGIN, 100), AheadTimer(Trigger.BEGIN, 60)]

@@ -110,7 +110,7 @@ def test_after_a_request_ahead_whose_operation_does_not_come_any_clock_is_reques
     requester, _ = made()
     requester.request_ahead(900, HOUR_NS)
     assert requester.last_requested_mhz == 900
-    requester.expect_overtaking()
+    requester.forget_last_clock()
     assert requester.last_requested_mhz == 0
 
 

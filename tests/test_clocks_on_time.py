@@ -108,7 +108,7 @@ class Simulated:
         if ahead.request_id in self._waiting:
             self._gathered.append((ahead.request_id, ahead.mhz, 0))
 
-    def expect_overtaking(self) -> None:
+    def forget_last_clock(self) -> None:
         self.last_requested_mhz = 0
 
     def pass_on(self, at_ns: int) -> None:

@@ -28,19 +28,19 @@ def test_cuda_shows_what_its_variable_says(
     if text is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
     source = backend("nvml")
-    assert visible_gpus(source.devices()) == expected
+    assert visible_gpus(source) == expected
     source.close()
 
 
 def test_gpus_go_by_uuid_too(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     source = backend("nvml")
-    devices = source.devices()
+    source.devices()
     fake_nvml.fail("handle", GPU_IS_LOST, index=0)
     names = [fake_nvml.gpu(k).uuid.decode() for k in (2, 1)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(names))
-    assert visible_gpus(devices) == [2, 1]
+    assert visible_gpus(source) == [2, 1]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-")  # the beginning of several
-    assert visible_gpus(devices) == []
+    assert visible_gpus(source) == []
     source.close()
 
 

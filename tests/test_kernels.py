@@ -125,8 +125,9 @@ def test_a_modelled_profile_says_how_far_off_it_may_be() -> None:
     assert profile.time_spread(0, "forward", max(profile.clocks_mhz)) is None
 
 
-#: Kinds that miss the aim of 15% in time: heads of 512 on two GPUs, of 256 on one.
-BEYOND_AIM = {("h200", "attention_512"), ("gb200", "attention_512"), ("gb200", "attention_256")}
+#: Kinds that miss the aim of 15% in time: of heads of 256 on GB200 four rows that are kept aside
+#: claim more than three quarters of the peak.
+BEYOND_AIM = {("gb200", "attention_256")}
 
 
 @pytest.mark.skipif(not MEASURED.is_dir(), reason="the measured kernels are not here")
@@ -136,7 +137,24 @@ def test_kernels_kept_aside_are_met(key: str) -> None:
         residuals = judge(model_of(key), measured, aside=True)
         if measured.kind == "element_wise":  # what reading tells of them is power alone
             continue
-        aim = 0.18 if (key, measured.kind) in BEYOND_AIM else 0.15
+        aim = 0.16 if (key, measured.kind) in BEYOND_AIM else 0.15
         assert residuals.time_rms < aim, measured.kind
-        if measured.kind == "matrix_product" and key != "gb200":
-            assert residuals.power_rms < 0.08
+        if measured.kind == "matrix_product":
+            assert residuals.steady_power_rms < 0.08
+            if key != "gb200":
+                assert residuals.power_rms < 0.08
+
+
+@pytest.mark.skipif(not MEASURED.is_dir(), reason="the measured kernels are not here")
+def test_the_first_products_of_a_series_ran_after_a_pause() -> None:
+    products = next(read_measured(MEASURED, "gb200"))
+    assert isinstance(products.kernel, MatrixProduct)
+    rows, columns = np.asarray(products.kernel.rows), np.asarray(products.kernel.columns)
+    begins = np.flatnonzero((np.diff(rows) != 0) | (np.diff(columns) != 0)) + 1
+    assert products.is_after_pause[begins].all()
+    assert not products.is_after_pause[begins[np.diff(begins, append=len(rows)) > 2] + 2].any()
+    # They drew less than what came after them, of the same rows and columns.
+    is_long = products.latency_ms > 0.1
+    first = products.power_w[products.is_after_pause & is_long]
+    others = products.power_w[~products.is_after_pause & is_long]
+    assert np.median(first) < 0.95 * np.median(others)

@@ -16,15 +16,41 @@ from envplan.profiling.model_types import LAYERED_TYPES
 from envplan.profiling.modelled import modelled_profile
 from envplan.profiling.models import named_model
 from envplan.profiling.training_job import TrainingJob
+from envplan.profiling.transformer import TransformerModel
+
+FIXTURES = Path(__file__).parent / "fixtures"
 
 #: A config.json of each type, with the sizes of a published model where there is one.
-CONFIGS: dict[str, dict[str, Any]] = json.loads(
-    (Path(__file__).parent / "fixtures" / "model_types.json").read_text()
+CONFIGS: dict[str, dict[str, Any]] = json.loads((FIXTURES / "model_types.json").read_text())
+
+#: The same of types whose layers are all alike, and of the biases and norms that a file may ask
+#: for, with few layers.
+UNIFORM_CONFIGS: dict[str, dict[str, Any]] = json.loads(
+    (FIXTURES / "uniform_model_types.json").read_text()
 )
+ALL_CONFIGS = {**CONFIGS, **UNIFORM_CONFIGS}
 
 #: Parameters as transformers 5.24 counts them on the meta device: `make compat` counts again.
 COUNTED: dict[str, int] = {
-    name: fields.pop("counted_parameters") for name, fields in CONFIGS.items()
+    name: fields.pop("counted_parameters") for name, fields in ALL_CONFIGS.items()
+}
+
+#: Types that transformers does not have, or not as a model of text alone, and the type that has the
+#: same norms and biases.
+LIKE = {
+    "deepseek": "llama",
+    "kimi_k2": "deepseek_v3, num_hidden_layers=5",
+    "chatglm": "phi3",
+    "mimo": "qwen2",
+    "internlm2": "phi3",
+    "baichuan": "phi3",
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "dots1": "qwen3_moe",
 }
 
 Write = Callable[[dict[str, Any]], Path]
@@ -40,18 +66,26 @@ def write(tmp_path: Path) -> Write:
     return written
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ALL_CONFIGS)
 def test_parameters_are_those_of_transformers(name: str, write: Write) -> None:
-    model = read_model(write(CONFIGS[name]))
-    assert isinstance(model, LanguageModel)
+    model = read_model(write(ALL_CONFIGS[name]))
+    assert isinstance(model, LanguageModel if name in CONFIGS else TransformerModel)
     assert model.parameters == COUNTED[name]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", LIKE)
+def test_a_type_that_transformers_lacks_counts_as_its_like(name: str, write: Write) -> None:
+    fields = UNIFORM_CONFIGS[LIKE[name]]
+    model = read_model(write({**fields, "model_type": name}))
+    assert isinstance(model, TransformerModel)
+    assert model.parameters == COUNTED[LIKE[name]]
+
+
+@pytest.mark.parametrize("name", ALL_CONFIGS)
 def test_transformers_still_counts_as_many(name: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    fields = dict(CONFIGS[name])
+    fields = dict(ALL_CONFIGS[name])
     kind = fields.pop("model_type")
     if kind not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {kind}")
@@ -75,6 +109,8 @@ def test_every_type_is_tried() -> None:
     # A type's other names are those of a model that also sees.
     others = {"qwen3_5", "qwen3_5_moe", "gemma4", "llama4"}
     assert tried == LAYERED_TYPES.keys() - others
+    uniform = {fields["model_type"] for fields in UNIFORM_CONFIGS.values()}
+    assert uniform | LIKE.keys() == set(MODEL_TYPES) - LAYERED_TYPES.keys()
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -250,6 +250,20 @@ def test_each_stage_is_a_curve_with_its_valley_named() -> None:
     assert bar.get_ylim() == (-0.5, 11.5)
 
 
+def test_stages_of_the_same_energies_are_one_curve() -> None:
+    stage_of = [0, 1, 1, 1, 0, 2]
+    rows = [
+        (stage, instruction, mhz, 100 / mhz, 10.0 + like + mhz / 1000)
+        for stage, like in enumerate(stage_of)
+        for mhz in (1000, 1200)
+        for instruction in ("forward", "backward")
+    ]
+    figure = profile_figure(Profile.from_rows(rows))
+    labels = [text.get_text().rpartition(",")[0] for text in figure.legends[0].get_texts()]
+    assert labels == ["stages 0, 4", "stages 1 to 3", "stage 5"]
+    assert len(figure.axes[0].lines) == 2 * 3  # and a diamond each
+
+
 def test_the_plateau_under_the_power_limit_is_named() -> None:
     def profile(limit_w: float) -> Profile:
         rows = []

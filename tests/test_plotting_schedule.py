@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -60,3 +61,17 @@ def test_every_forward_and_backward_is_labelled() -> None:
         for microbatch in range(16):
             assert len(re.findall(f">{letter}{microbatch}</text>", text)) == 8
     assert "8 ranks, 16 microbatches" in text
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("zb-v", 2), ("interleaved", 2), ("1f1b", 1)])
+def test_no_two_labels_touch(name: str, chunks: int) -> None:
+    figure = schedule_figure(schedule_layout(Pipeline(name, 4, 12, num_chunks=chunks)))
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    rows: dict[float, list[tuple[float, float]]] = {}
+    for box in boxes:
+        rows.setdefault(round(box.y0 + box.y1), []).append((box.x0, box.x1))
+    assert len(rows) == 4
+    for row in rows.values():
+        row.sort()
+        assert all(end < begin for (_, end), (begin, _) in pairwise(row))

@@ -16,7 +16,7 @@ import pytest
 from cli_helpers import Ran, envplan, told
 from envplan.enforce.freqplan import StagePower
 from envplan.pipeline import Pipeline
-from envplan.runtime.preflight import TESTED, Status, framework_remarks
+from envplan.runtime.preflight import TESTED, Status, check_frameworks
 from fake_nvml import GPU_IS_LOST, FakeNvml
 from shim_helpers import A40, end, frequency_plan, holding, training
 
@@ -169,7 +169,7 @@ def test_what_is_no_frequency_plan_is_one_line(tmp_path: Path, fake_nvml: FakeNv
 
 def test_a_framework_that_was_not_tested_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TESTED, "torch", ((1, 0), (1, 1)))
-    (check,) = [c for c in framework_remarks() if c.detail.startswith("torch ")]
+    (check,) = [c for c in check_frameworks() if c.detail.startswith("torch ")]
     assert check.status is Status.WARNING
     assert f"torch {version('torch')} is not known" in check.detail
 

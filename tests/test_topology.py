@@ -95,8 +95,8 @@ def test_any_order_gives_every_stage_the_same_number_of_ranks(
         ({"dp": 2}, ["--dp 2", "for --dp 3", "again with --dp 2"]),
         ({"rank_order": "tp-dp"}, ["leaves out pp", "2 ranks"]),
         ({"rank_order": "tp-tp-dp-pp"}, ["names tp twice"]),
-        ({"rank_order": "tp,dp,pp"}, ["'tp,dp,pp'", "permutation"]),
-        ({"rank_order": ""}, ["''", "permutation"]),
+        ({"rank_order": "tp,dp,pp"}, ["'tp,dp,pp'", "once each"]),
+        ({"rank_order": ""}, ["''", "once each"]),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_what_would(

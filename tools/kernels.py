@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,11 @@ _ERROR_BETWEEN_CLOCKS: Final = 0.04
 _POWER_WEIGHT: Final = 1.5
 _COLD_WEIGHT: Final = 3.0
 _PULL: Final = 0.03  # towards the start, for what the rows do not tell
+#: Heights of an attention's tiles that are tried for wide heads; others have the usual one.
+_TILE_ROWS: Final = (16.0, 32.0, 64.0, 128.0, 256.0)
+_WIDE_HEAD: Final = 192
+#: Products of a series that ran after a pause in which tensors were made.
+_AFTER_PAUSE: Final = 2
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ class Measured:
         latency_ms: of each.
         power_w: of each.
         is_aside: whether each is kept aside from the fit.
+        is_after_pause: whether each ran after a pause, which the window of its power has in it.
     """
 
     device: str
@@ -92,6 +98,7 @@ class Measured:
     latency_ms: FloatArray
     power_w: FloatArray
     is_aside: npt.NDArray[np.bool_]
+    is_after_pause: npt.NDArray[np.bool_]
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -148,7 +155,21 @@ def _measured(
         latency_ms=rows.latency.to_numpy(),
         power_w=rows.power.to_numpy(),
         is_aside=np.array([number % _KEPT_ASIDE == 0 for number in hashes]),
+        is_after_pause=_is_after_pause(rows),
     )
+
+
+def _is_after_pause(rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Whether each row was measured after a pause, as far as the order of rows tells, (N,).
+
+    Products were measured in series of the same rows and columns, in the order of the file. Of the
+    other kinds the order says nothing.
+    """
+    if "k" not in rows:
+        return np.zeros(len(rows), bool)
+    begins_series = (rows[["m", "n"]].diff() != 0).any(axis=1)
+    place_in_series = rows.groupby(begins_series.cumsum()).cumcount()
+    return (place_in_series < _AFTER_PAUSE).to_numpy()
 
 
 def _matrix_product(rows: pd.DataFrame) -> Kernel:
@@ -263,7 +284,33 @@ def fit(measured: Sequence[Measured]) -> KernelModel:
 
 
 def _fit_kind(model: KernelModel, measured: Measured) -> KernelModel:
-    start = dict(_STARTS["attention" if "attention" in measured.kind else measured.kind])
+    """The model with the kind of the rows fitted; for attention with the best height of tiles."""
+    if not isinstance(measured.kernel, Attention):
+        return _fit_with_tiles(model, measured, _STARTS[measured.kind], {}).model
+    start = _STARTS["attention"]
+    if np.max(measured.kernel.key_size) < _WIDE_HEAD:
+        return _fit_with_tiles(model, measured, start, {}).model
+    fits = [
+        _fit_with_tiles(model, measured, start, {"tile_rows": tile_rows})
+        for tile_rows in _TILE_ROWS
+    ]
+    return min(fits, key=lambda fit: fit.cost).model
+
+
+class _Fit(NamedTuple):
+    """A model, and half the sum of its losses over the rows that it was fitted to."""
+
+    model: KernelModel
+    cost: float
+
+
+def _fit_with_tiles(
+    model: KernelModel,
+    measured: Measured,
+    usual_start: Mapping[str, float],
+    tiles: Mapping[str, float],
+) -> _Fit:
+    start = dict(usual_start)
     if measured.kind == "matrix_product":
         start |= _GPU_START
     names = list(start)
@@ -279,7 +326,7 @@ def _fit_kind(model: KernelModel, measured: Measured) -> KernelModel:
     def fitted(point: FloatArray) -> KernelModel:
         values = dict(zip(names, np.exp(point).tolist(), strict=True))
         shared = {name: values.pop(name) for name in _GPU_START if name in values}
-        kind = KernelKind(**{**_FIXED, **values})
+        kind = KernelKind(**{**_FIXED, **tiles, **values})
         return replace(model, kinds={**model.kinds, measured.kind: kind}, **shared)
 
     def residuals(point: FloatArray) -> FloatArray:
@@ -292,7 +339,7 @@ def _fit_kind(model: KernelModel, measured: Measured) -> KernelModel:
         return np.concatenate([of_time, of_power, _PULL * (point - origin)])
 
     found = least_squares(residuals, origin, loss="soft_l1", f_scale=0.1, max_nfev=60)
-    return fitted(found.x)
+    return _Fit(fitted(found.x), float(found.cost))
 
 
 def _select(measured: Measured, rows: npt.NDArray[np.int64]) -> Measured:
@@ -303,6 +350,7 @@ def _select(measured: Measured, rows: npt.NDArray[np.int64]) -> Measured:
         latency_ms=measured.latency_ms[rows],
         power_w=measured.power_w[rows],
         is_aside=measured.is_aside[rows],
+        is_after_pause=measured.is_after_pause[rows],
     )
 
 
@@ -329,6 +377,7 @@ class Residuals:
         num_powers: kernels whose power is told.
         power_rms: the same of power.
         power_mean: mean of it.
+        steady_power_rms: the same of kernels that did not run after a pause.
     """
 
     num_kernels: int
@@ -337,6 +386,7 @@ class Residuals:
     num_powers: int
     power_rms: float
     power_mean: float
+    steady_power_rms: float
 
 
 def judge(model: KernelModel, measured: Measured, *, aside: bool = False) -> Residuals:
@@ -347,6 +397,7 @@ def judge(model: KernelModel, measured: Measured, *, aside: bool = False) -> Res
     of_time = np.log(1e3 * cost.time_s / measured.latency_ms)
     tells_power = measured.latency_ms > _POWER_IS_TOLD_MS
     of_power = np.log(cost.power_w / measured.power_w)[tells_power]
+    is_steady = ~measured.is_after_pause[tells_power]
     return Residuals(
         num_kernels=len(of_time),
         time_rms=_rms(of_time),
@@ -354,6 +405,7 @@ def judge(model: KernelModel, measured: Measured, *, aside: bool = False) -> Res
         num_powers=len(of_power),
         power_rms=_rms(of_power),
         power_mean=float(of_power.mean()),
+        steady_power_rms=_rms(of_power[is_steady]),
     )
 
 
@@ -363,7 +415,7 @@ def _rms(errors: FloatArray) -> float:
 
 _HEADERS: Final = (
     *("GPU", "kernels", "kept aside", "time, rms", "time, mean"),
-    *("of 0.1 ms and more", "power, rms", "power, mean"),
+    *("of 0.1 ms and more", "power, rms", "power, mean", "power, not after a pause, rms"),
 )
 
 
@@ -377,6 +429,7 @@ def _row(measured: Measured, residuals: Residuals) -> list[str]:
         f"{residuals.num_powers:,}",
         f"{residuals.power_rms:.1%}",
         f"{residuals.power_mean:+.1%}",
+        f"{residuals.steady_power_rms:.1%}" if measured.is_after_pause.any() else "-",
     ]
 
 
@@ -408,6 +461,10 @@ like = "gb200"
 """
 
 
+#: Values that KernelKind has by itself.
+_UNWRITTEN: Final = {"tile_rows": 128.0}
+
+
 def _as_toml(models: Sequence[KernelModel]) -> str:
     parts = [_HEAD]
     for model in models:
@@ -421,7 +478,11 @@ def _as_toml(models: Sequence[KernelModel]) -> str:
             f"error_between_clocks = {model.error_between_clocks:g}\n"
         )
         for name, kind in model.kinds.items():
-            lines = [f"{field} = {value:g}" for field, value in vars(kind).items() if value]
+            lines = [
+                f"{field} = {value:g}"
+                for field, value in vars(kind).items()
+                if value and value != _UNWRITTEN.get(field)
+            ]
             parts.append("\n".join([f"[{key}.kinds.{name}]", *_with_zeros(kind, lines)]) + "\n")
     return "\n".join(parts)
 
@@ -438,7 +499,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("documents", nargs="*", type=Path)
     parser.add_argument("--fit", action="store_true")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     rows, models = [], []
     for device in DEVICES:
         measured = list(read_measured(asked.folder, device))

@@ -189,6 +189,22 @@ void test_what_is_no_problem_is_refused() {
   other = sound;
   other.costs = {{4, 7}};  // slower and dearer
   CHECK(refused(other, 0));
+  constexpr std::int64_t most = std::int64_t{1} << 62;
+  other = sound;
+  other.times = {{-1, 9}};  // takes less than no time
+  CHECK(refused(other, 0));
+  other.times = {{5, most / 2}};  // two of these overflow
+  CHECK(refused(other, 0));
+  other.times = {{5, most / 2 - 1}};
+  CHECK(!refused(other, 0));
+  for (const std::int64_t time : {std::int64_t{-1}, most}) {
+    other = sound;
+    other.finish[0] = time;
+    CHECK(refused(other, 0));
+    other = sound;
+    other.deadline = time;
+    CHECK(refused(other, 0));
+  }
 }
 
 }  // namespace

@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple
 
 from envplan._io.documents import MAX_DOCUMENT_BYTES, refuse_later_version
 from envplan._io.files import is_file, parse_json, read_bounded
+from envplan._io.markup import read_toml
 from envplan._io.tables import header_names
 from envplan.check import provers
 from envplan.check.provers import OpenedFile
 from envplan.check.sources import Sources
-from envplan.check.unproved import NOT_PROVED, not_proved
+from envplan.check.unproved import fields_not_proved, not_proved
 from envplan.enforce.order_file import ORDER_SCHEMA
 from envplan.errors import InputError, naming, shown
 from envplan.site.model import SITE_SCHEMA
@@ -67,6 +68,7 @@ class FileKind:
         find_sources: the files beside it that it was made from, which prove more of it.
         suffixes: how names of such files end.
         schemas: what `schema` says in such documents.
+        toml_key: a table that such TOML files have; "": it does not matter.
         keys: of such documents without a schema.
         columns: one of these is in the first line of such tables.
         first_cell: a pattern of the first cell of such tables.
@@ -77,13 +79,16 @@ class FileKind:
     find_sources: SourceFinder | None = None
     suffixes: tuple[str, ...] = ()
     schemas: tuple[str, ...] = ()
+    toml_key: str = ""
     keys: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     first_cell: str = ""
 
     def has_suffix_of(self, path: Path) -> bool:
-        """Whether a file's name ends as those of this kind."""
-        return path.name.endswith(self.suffixes)
+        """Whether a file's name ends as those of this kind, and it has their table."""
+        if not path.name.endswith(self.suffixes):
+            return False
+        return not self.toml_key or self.toml_key in read_toml(path)
 
     def has_document(self, document: Any) -> bool:
         """Whether a JSON value is a document of this kind."""
@@ -144,7 +149,7 @@ def check_file(
         sources = None if kind.find_sources is None else kind.find_sources(opened)
         if sources is not None:
             proved += sources.prove()
-    patterns = NOT_PROVED[kind.name] if sources is None else sources.not_proved
+    patterns = fields_not_proved(kind.name, document) if sources is None else sources.not_proved
     trusted = not_proved(patterns, document, columns)
     return Checked(kind.name, proved, profile or _named_profile(document, file), trusted)
 
@@ -236,7 +241,12 @@ KINDS: Final[tuple[FileKind, ...]] = (
     ),
     FileKind("Chrome trace", provers.prove_chrome_trace, keys=("traceEvents",)),
     FileKind("schedule", provers.prove_torch_csv, first_cell=r"\d+[fbiw]\d+"),
+    FileKind("jobs of a site", provers.prove_site_jobs, suffixes=(".toml",), toml_key="jobs"),
     FileKind("sweep configuration", provers.prove_sweep_config, suffixes=(".toml",)),
+    FileKind("journal of a sweep", provers.prove_journal, suffixes=(".journal",)),
+    FileKind("power limits", provers.prove_power_limits, schemas=("envplan/power-limits/v1",)),
+    FileKind("power of jobs", provers.prove_job_power, suffixes=(".power.jsonl",)),
+    FileKind("part of a profile", provers.prove_profile_part, schemas=("envplan/profile-part/v1",)),
     FileKind("run log", provers.prove_run_log, suffixes=(".jsonl",)),
     FileKind("sweep", provers.prove_sweep, suffixes=(".parquet",), columns=("target_value",)),
     FileKind(
@@ -247,6 +257,7 @@ KINDS: Final[tuple[FileKind, ...]] = (
     FileKind("replay over time", provers.prove_series, columns=("attained",)),
     FileKind("stragglers", provers.prove_stragglers, columns=("slowdown",)),
     FileKind("rates", provers.prove_rates, columns=("price", "carbon")),
+    FileKind("power over time", provers.prove_power_over_time, columns=("power",)),
     FileKind("clocks", provers.prove_clocks, suffixes=(".py", ".txt"), columns=("frequency_mhz",)),
     FileKind("frontier", provers.prove_frontier_table, columns=("iteration_time_s",)),
     FileKind("serving profile", provers.prove_serving_profile, columns=("tp", "class")),

@@ -34,12 +34,7 @@ def check_rows(rows: Sequence[Row]) -> list[str]:
         InputError: the first thing that is not so; plans count from 1.
     """
     for number, row in enumerate(rows, start=1):
-        name = f"plan {number}"
-        if row.lower_bound_j > row.energy_j:
-            raise InputError(f"{name}: lower_bound_j lies above energy_j")
-        check_stated(f"{name}: gap", row.gap, gap_over(row.energy_j, row.lower_bound_j), _TOLERANCE)
-        stated_j = row.average_power_w * row.iteration_time_s
-        check_stated(f"{name}: average_power_w x time", stated_j, row.energy_j, _TOLERANCE)
+        _check_row(f"plan {number}", row)
     for number, (faster, slower) in enumerate(pairwise(rows), start=2):
         is_slower = faster.iteration_time_s < slower.iteration_time_s
         if not (is_slower and faster.energy_j > slower.energy_j):
@@ -51,6 +46,19 @@ def check_rows(rows: Sequence[Row]) -> list[str]:
         f"every lower bound is at most the energy; the largest gap is {100 * worst:.4f}%",
         "gaps and average powers follow from times and energies, percents from one baseline",
     ]
+
+
+def _check_row(name: str, row: Row) -> None:
+    """Check that a plan's bound, gap and average power go with its time and energy.
+
+    Raises:
+        InputError: one does not.
+    """
+    if row.lower_bound_j > row.energy_j:
+        raise InputError(f"{name}: lower_bound_j lies above energy_j")
+    check_stated(f"{name}: gap", row.gap, gap_over(row.energy_j, row.lower_bound_j), _TOLERANCE)
+    stated_j = row.average_power_w * row.iteration_time_s
+    check_stated(f"{name}: average_power_w x time", stated_j, row.energy_j, _TOLERANCE)
 
 
 def _check_percents(rows: Sequence[Row], baseline: Baseline | None = None) -> None:
@@ -121,6 +129,7 @@ def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
     _check_percents(rows, file.baseline)
     for number, row in enumerate(rows, start=1):
         name = f"plan {number}"
+        _check_row(name, row)
         replay = row.replayed(name, frontier.problem)
         check_cost(f"{name}: ", row, replay, file.job)
         if row.iteration_time_s < frontier.min_time:

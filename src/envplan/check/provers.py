@@ -5,7 +5,7 @@ Each yields a sentence for everything that it proves, and refuses the file where
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,10 +13,12 @@ from typing import Any, Final, Literal
 from pydantic import FiniteFloat, create_model
 
 from envplan._io.documents import check_stated
+from envplan._io.files import parse_json, read_bounded
 from envplan._io.tables import read_table
 from envplan._io.words import counted, significant
 from envplan.check.frontiers import check_curve, check_rows
 from envplan.check.plans import verify_plan
+from envplan.check.powers import StatedJobPower, StatedPowerLimits
 from envplan.check.sites import verify_site
 from envplan.check.sources import AppliedPlan, Sources
 from envplan.costs.rate_file import read_rate
@@ -31,16 +33,20 @@ from envplan.pipeline.operations import EXTRAS, LETTERS
 from envplan.plan import Plan, check_reference, find_profile
 from envplan.plan.frontier_file import FrontierFile, Row
 from envplan.profile import Profile
+from envplan.runtime.profile_parts import RankProfile
 from envplan.runtime.runlog import read_run_log
 from envplan.simulation.cluster import read_slowdowns
-from envplan.site import SitePlan
+from envplan.site import SiteJob, SitePlan, read_jobs
 from envplan.solve import trace_job
 from envplan.solve.doubts import doubt_profile
 from envplan.sweep import read_config
+from envplan.sweep.running import read_journal
 from envplan.sweep.table import SweepRow, read_rows
 from envplan.units import duration_text
 
 _MAX_REPLICAS: Final = 10**6
+#: So many jobs are named in a sentence.
+_MOST_NAMED: Final = 8
 
 
 @dataclass(frozen=True)
@@ -219,6 +225,38 @@ def _check_sweep_row(number: int, row: SweepRow) -> None:
         check_stated(f"point {number}: gap_percent", row.gap_percent, gap_percent, 1e-6)
 
 
+def prove_journal(file: OpenedFile) -> list[str]:
+    """The rows in a sweep's journal agree with themselves."""
+    rows = read_journal(file.path)
+    for number, row in enumerate(rows, 1):
+        _check_sweep_row(number, row)
+    return [f"{counted(len(rows), 'point')} of a sweep that has not ended, every line whole"]
+
+
+def prove_profile_part(file: OpenedFile) -> list[str]:
+    """The measurements of a rank are those of a profile."""
+    part = RankProfile.load(file.path)
+    return [f"{counted(len(part.rows), 'row')} of rank {part.rank}, of {part.world_size}"]
+
+
+def prove_power_limits(file: OpenedFile) -> list[str]:
+    """The power limits of a job cost as much more as they say."""
+    stated = StatedPowerLimits.from_document(file.document, path=file.path)
+    stated.check()
+    return [
+        f"{counted(len(stated.gpus), 'GPU')}, all of a stage with the same limit",
+        "what limits cost in time and energy follows from both",
+    ]
+
+
+def prove_job_power(file: OpenedFile) -> list[str]:
+    """The lines of what jobs draw have all figures."""
+    lines = read_bounded(file.path).splitlines()
+    for line in lines:
+        StatedJobPower.from_document(parse_json(line, file.path), path=file.path)
+    return [f"{counted(len(lines), 'job')} with power of a GPU, a node and the job"]
+
+
 def prove_requests(file: OpenedFile) -> list[str]:
     """Requests to an inference service come in order of time."""
     from envplan.serving.trace import Trace
@@ -232,6 +270,24 @@ def prove_series(file: OpenedFile) -> list[str]:
     columns: Any = dict.fromkeys(file.columns, (FiniteFloat, ...))
     read = read_table(file.path, create_model("Series", **columns), kind="a replay over time")
     return [f"{len(read)} minutes, every cell a number"]
+
+
+def prove_power_over_time(file: OpenedFile) -> list[str]:
+    """A power over time, such as a site's budget, has no gap."""
+    power = read_rate(str(file.path), "power")
+    duration = duration_text(power.lasts_s)
+    return [f"{significant(power.mean)} W on average, over {duration} without a gap"]
+
+
+def prove_site_jobs(file: OpenedFile) -> list[str]:
+    """The jobs of a site have frontiers."""
+    jobs = read_jobs(file.path)
+    return [f"{counted(len(jobs), 'job')}, each with its frontier: {_names(jobs)}"]
+
+
+def _names(jobs: Sequence[SiteJob]) -> str:
+    names = [job.name for job in jobs[:_MOST_NAMED]]
+    return ", ".join(names) + (", ..." if len(jobs) > _MOST_NAMED else "")
 
 
 def prove_stragglers(file: OpenedFile) -> list[str]:

@@ -37,8 +37,6 @@ BACKENDS: Final = tuple(_CLASSES)
 #: As with Zeus, whoever names zeusd's socket has zeusd set clocks.
 DEFAULT_BACKEND: Final = "zeusd" if os.environ.get("ZEUSD_SOCK_PATH") else "nvml"
 
-_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
-
 #: How long a driver may take to start or to stop, s.
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 5.0
@@ -185,12 +183,20 @@ class Backend(Protocol):
     Attributes:
         name: as on the command line.
         real: whether its GPUs are this machine's, which can be measured and which CUDA may hide.
+        visibility: environment variables that hide GPUs from a process: each tuple leaves some of
+            those that the one before has left; of its variables the first that is set counts.
         socket: of the daemon that sets clocks; "" where none does.
     """
 
     name: ClassVar[str]
     real: ClassVar[bool]
+    visibility: ClassVar[Sequence[tuple[str, ...]]] = (("CUDA_VISIBLE_DEVICES",),)
     socket: str = ""
+
+    def environment_of(self, device: Device) -> dict[str, str]:
+        """Variables with which a process sees one GPU alone."""
+        # CUDA and NVML number GPUs differently.
+        return {"CUDA_VISIBLE_DEVICES": device.info.uuid}
 
     def devices(self) -> Sequence[Device]:
         """All GPUs, by index.
@@ -353,9 +359,10 @@ def _read_state(device: Device, state: GpuState) -> GpuState:
 class Counted(StrEnum):
     """Who counts GPUs: the index space that a GPU's number belongs to.
 
-    CUDA counts the GPUs that CUDA_VISIBLE_DEVICES names; the driver's indices stay what they are. A
-    clock set by the wrong count is that of somebody else's GPU. (CUDA's order is taken for the
-    driver's, as it is where all GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID.)
+    CUDA counts the GPUs that CUDA_VISIBLE_DEVICES names, HIP those of HIP_VISIBLE_DEVICES; the
+    driver's indices stay what they are. A clock set by the wrong count is that of somebody else's
+    GPU. (CUDA's order is taken for the driver's, as it is where all GPUs are alike or
+    CUDA_DEVICE_ORDER is PCI_BUS_ID.)
     """
 
     BY_DRIVER = "driver"
@@ -372,14 +379,14 @@ def choose(source: Backend, number: int, counted: Counted) -> Device:
         DeviceError: there is none, or CUDA hides it from this process.
     """
     devices = source.devices()
-    is_restricted = source.real and _VISIBLE_DEVICES in os.environ
-    if counted is Counted.BY_DRIVER or not is_restricted:
+    settings = visibility_settings(source) if source.real else {}
+    if counted is Counted.BY_DRIVER or not settings:
         if 0 <= number < len(devices):
             return devices[number]
         raise _no_such_gpu(number, len(devices))
 
-    visible = visible_gpus(devices)
-    setting = f"{_VISIBLE_DEVICES}={os.environ[_VISIBLE_DEVICES]}"
+    visible = visible_gpus(source)
+    setting = ", ".join(f"{name}={value}" for name, value in settings.items())
     if len(visible) == 1:
         return devices[visible[0]]
     if counted is Counted.BY_CUDA:
@@ -405,25 +412,45 @@ def _no_such_gpu(number: int, count: int, condition: str = "") -> DeviceError:
     return DeviceError(f"there is no GPU {number}; there are {count}, counted from 0{condition}")
 
 
-def visible_gpus(devices: Sequence[Device]) -> list[int]:
-    """Driver indices of the GPUs that CUDA shows this process, as CUDA counts them.
+def visibility_settings(source: Backend) -> dict[str, str]:
+    """The variables that hide GPUs of a source from this process, in the order that they count."""
+    settings: dict[str, str] = {}
+    for alternatives in source.visibility:
+        name = next((name for name in alternatives if name in os.environ), None)
+        if name is not None:
+            settings[name] = os.environ[name]
+    return settings
 
-    Args:
-        devices: all GPUs, by driver index.
-    """
-    if _VISIBLE_DEVICES not in os.environ:
-        return list(range(len(devices)))
-    visible: list[int] = []
-    for name in os.environ[_VISIBLE_DEVICES].split(","):
-        index = _index_of(devices, name.strip())
-        if index is None:  # CUDA, too, takes no notice of what follows
-            break
-        visible.append(index)
+
+def visible_gpus(source: Backend) -> list[int]:
+    """Driver indices of the GPUs that CUDA or HIP shows this process, as these count them."""
+    devices = source.devices()
+    visible = list(range(len(devices)))
+    for names in visibility_settings(source).values():
+        visible = _gpus_named(names, devices, visible)
     return visible
 
 
+def _gpus_named(names: str, devices: Sequence[Device], left: Sequence[int]) -> list[int]:
+    """Driver indices of the GPUs that a variable names.
+
+    Args:
+        names: what it says.
+        devices: all GPUs, by driver index.
+        left: driver indices of the GPUs that it counts.
+    """
+    counted = [devices[index] for index in left]
+    named: list[int] = []
+    for name in names.split(","):
+        place = _index_of(counted, name.strip())
+        if place is None:  # CUDA, too, takes no notice of what follows
+            break
+        named.append(left[place])
+    return named
+
+
 def _index_of(devices: Sequence[Device], name: str) -> int | None:
-    """The driver's index of a GPU by its number, its UUID or the beginning of that.
+    """The place of a GPU among others by its number, its UUID or the beginning of that.
 
     None: there is no such GPU, or several have that beginning.
     """

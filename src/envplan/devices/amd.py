@@ -35,6 +35,11 @@ class AmdsmiBackend(Backend):
 
     name: ClassVar = "amdsmi"
     real: ClassVar = True
+    #: HIP counts what ROCm's runtime leaves, and takes CUDA's variable where its own is not set.
+    visibility: ClassVar = (
+        ("ROCR_VISIBLE_DEVICES",),
+        ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    )
 
     def __init__(self) -> None:
         try:
@@ -61,6 +66,13 @@ class AmdsmiBackend(Backend):
                 AmdsmiDevice(self._smi, handle, index) for index, handle in enumerate(handles)
             )
         return self._devices
+
+    def environment_of(self, device: Device) -> dict[str, str]:
+        """Variables with which a process sees one GPU alone: HIP knows GPUs by number."""
+        return {
+            "ROCR_VISIBLE_DEVICES": str(device.info.index),
+            "HIP_VISIBLE_DEVICES": "0",
+        }
 
     def close(self) -> None:
         """Let go of the driver."""

@@ -69,7 +69,8 @@ def apply_plan(
         clocks: that the GPU supports, or for each stage its own; default: stage_clocks.
         devices: GPU indices of a node; rank r gets number r modulo their count.
         ladder: include the plan's ladder, if it has one.
-        force: go on though the profile has changed since.
+        force: go on though the profile has changed since, or the plan's deadline or a limit no
+            longer holds.
         plan_sha256: of the plan's file; default: of the text that Plan.save writes.
 
     Raises:
@@ -310,7 +311,7 @@ class _ClockSetting(NamedTuple):
     config: str
 
 
-class _Raise(NamedTuple):
+class _RaisedClock(NamedTuple):
     """A planned clock that the GPU does not have, and the one it gets instead.
 
     Attributes:
@@ -328,7 +329,7 @@ class _FittedOperation(NamedTuple):
     """An operation's setting on a GPU, and the clocks that had to be raised for it."""
 
     setting: _ClockSetting
-    raises: tuple[_Raise, ...]
+    raised: tuple[_RaisedClock, ...]
 
 
 @dataclass(frozen=True)
@@ -396,21 +397,21 @@ class _ClockFitter:
 
     def raised_clocks(self, fitted: _FittedPlan) -> list[RaisedClock]:
         """The clocks that were raised, each with the number of its operations in a replica."""
-        counts: Counter[tuple[int, str, _Raise]] = Counter()
+        counts: Counter[tuple[int, str, _RaisedClock]] = Counter()
         pipeline_operations = self._problem.pipeline.operations
         for operation, fit in zip(pipeline_operations, fitted.operations, strict=True):
-            for clock_raise in fit.raises:
-                counts[operation.stage, operation.instruction, clock_raise] += 1
+            for raised in fit.raised:
+                counts[operation.stage, operation.instruction, raised] += 1
         return [
             RaisedClock(
                 stage=stage,
                 instruction=instruction,
-                planned_mhz=clock_raise.planned_mhz,
-                applied_mhz=clock_raise.applied_mhz,
+                planned_mhz=raised.planned_mhz,
+                applied_mhz=raised.applied_mhz,
                 operations=count,
-                profiled=clock_raise.profiled,
+                profiled=raised.profiled,
             )
-            for (stage, instruction, clock_raise), count in sorted(counts.items())
+            for (stage, instruction, raised), count in sorted(counts.items())
         ]
 
     def highest_powers_10uw(self, fitted: _FittedPlan) -> list[int]:
@@ -473,8 +474,10 @@ class _ClockFitter:
             raise _no_clock_as_fast(operation, clocks, highest_mhz)
         applied_mhz = setting.frequency_mhz
         is_profiled = setting in self._problem.rows_by_setting[table_number]
-        raises = [_Raise(planned_mhz, applied_mhz, is_profiled) for planned_mhz in unsupported_mhz]
-        return _FittedOperation(setting, tuple(raises))
+        raised = [
+            _RaisedClock(planned_mhz, applied_mhz, is_profiled) for planned_mhz in unsupported_mhz
+        ]
+        return _FittedOperation(setting, tuple(raised))
 
     def _first_as_fast(
         self, table_number: int, planned: _ClockSetting, clocks_mhz: Iterable[int]

@@ -105,8 +105,8 @@ class Topology(Model):
         problem = self._order_problem()
         if problem is not None:
             raise InputError(
-                f"--rank-order {problem}; it must be a permutation of tp-cp-ep-dp-pp, innermost "
-                "first"
+                f"the rank order (--rank-order) {problem}; it must name tp, cp, ep, dp and pp once "
+                "each, innermost first, as in tp-cp-ep-dp-pp; dimensions of size 1 may be left out"
             )
 
     def coordinates(self, rank: int) -> dict[str, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from envplan.plan.model import Plan
@@ -34,15 +35,12 @@ class _Factor(NamedTuple):
     frequency_mhz: int | None
 
 
-class _Deviation(NamedTuple):
+@dataclass
+class _Deviation:
     """What one standard deviation of a factor does to energies: of the plan and its baseline, J."""
 
     plan_j: float = 0.0
     baseline_j: float = 0.0
-
-    def with_more(self, error: float, plan_j: float, baseline_j: float) -> _Deviation:
-        """With the energies of further operations, which it changes by that fraction."""
-        return _Deviation(self.plan_j + error * plan_j, self.baseline_j + error * baseline_j)
 
 
 def savings_by_model_error(plan: Plan, profile: Profile) -> SavingsRange | None:
@@ -57,39 +55,74 @@ def savings_by_model_error(plan: Plan, profile: Profile) -> SavingsRange | None:
     where E is the plan's energy and E_0 that of the baseline at the highest clock.
     """
     between_clocks = profile.metadata.model_error_between_clocks
-    if between_clocks is None or plan.predicted.baseline.energy_j <= 0:
+    baseline_j = plan.predicted.baseline.energy_j
+    if between_clocks is None or baseline_j <= 0:
         return None
-    energy_j, baseline_j = plan.energy, plan.predicted.baseline.energy_j
+    share_left = plan.energy / baseline_j  # 1 - S
     variance = 0.0
     for deviation in _deviations(plan, profile, between_clocks):
-        change_j = deviation.baseline_j * energy_j / baseline_j - deviation.plan_j
+        change_j = deviation.baseline_j * share_left - deviation.plan_j
         variance += (change_j / baseline_j) ** 2
-    percent, spread = plan.predicted.savings_percent, 100 * math.sqrt(variance)
-    return SavingsRange(percent - spread, percent + spread)
+    percent = plan.predicted.savings_percent
+    spread_percent = 100 * math.sqrt(variance)
+    return SavingsRange(
+        low_percent=percent - spread_percent,
+        high_percent=percent + spread_percent,
+    )
 
 
 def _deviations(plan: Plan, profile: Profile, between_clocks: float) -> Iterable[_Deviation]:
     """What each factor does."""
-    profile_stages = {
-        (op.stage, op.instruction, op.microbatch, op.chunk): op.profile_stage
-        for op in plan.job.pipeline().operations
-    }
+    profile_stages = _profile_stages(plan)
     deviations: defaultdict[_Factor, _Deviation] = defaultdict(_Deviation)
 
-    def add(stage: int, instruction: str, mhz: int, plan_j: float, baseline_j: float) -> None:
-        whole = profile.energy_spreads.get(OptionKey(stage, instruction, mhz, ""), 0.0)
+    def deviations_at(option: OptionKey) -> Iterator[tuple[_Deviation, float]]:
+        """Those of the two factors of an option, and by what fraction each changes its energy."""
+        whole = profile.energy_spreads.get(option, 0.0)
         common = math.sqrt(max(0.0, whole**2 - between_clocks**2))
-        of_all, of_clock = _Factor(instruction, None), _Factor(instruction, mhz)
-        deviations[of_all] = deviations[of_all].with_more(common, plan_j, baseline_j)
-        deviations[of_clock] = deviations[of_clock].with_more(between_clocks, plan_j, baseline_j)
+        yield deviations[_Factor(option.instruction, None)], common
+        yield deviations[_Factor(option.instruction, option.frequency_mhz)], between_clocks
 
     num_gpus = plan.job.num_gpus
     for stage, operations in enumerate(plan.stages):
         for planned in operations:
-            instruction, microbatch = planned.instruction, planned.microbatch
-            profile_stage = profile_stages[stage, instruction, microbatch, planned.chunk]
-            fastest = profile.table(profile_stage, instruction).options()[0]
+            operation = _OperationKey(
+                stage=stage,
+                instruction=planned.instruction,
+                microbatch=planned.microbatch,
+                chunk=planned.chunk,
+            )
+            profile_stage = profile_stages[operation]
+            at_plan = OptionKey(profile_stage, planned.instruction, planned.frequency_mhz, "")
+            for deviation, error in deviations_at(at_plan):
+                deviation.plan_j += error * num_gpus * planned.energy_j
+
+            fastest = profile.table(profile_stage, planned.instruction).options()[0]
             fastest_j = j_from_10fj(fastest.energy_10fj)
-            add(profile_stage, instruction, planned.frequency_mhz, num_gpus * planned.energy_j, 0.0)
-            add(profile_stage, instruction, fastest.frequency_mhz, 0.0, num_gpus * fastest_j)
+            at_highest = OptionKey(profile_stage, planned.instruction, fastest.frequency_mhz, "")
+            for deviation, error in deviations_at(at_highest):
+                deviation.baseline_j += error * num_gpus * fastest_j
     return deviations.values()
+
+
+class _OperationKey(NamedTuple):
+    """An operation of a plan."""
+
+    stage: int
+    instruction: str
+    microbatch: int
+    chunk: int
+
+
+def _profile_stages(plan: Plan) -> dict[_OperationKey, int]:
+    """The stage of the profile that each operation's costs are of."""
+    stages = {}
+    for operation in plan.job.pipeline().operations:
+        key = _OperationKey(
+            stage=operation.stage,
+            instruction=operation.instruction,
+            microbatch=operation.microbatch,
+            chunk=operation.chunk,
+        )
+        stages[key] = operation.profile_stage
+    return stages

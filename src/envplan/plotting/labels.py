@@ -5,16 +5,26 @@ assets/labels.js does the same on pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
     from matplotlib.text import Annotation, Text
+
+#: Points in pixels, or one coordinate of them.
+Points = NDArray[np.float64]
+
+#: Room around a text, in points of a 72nd of an inch: letters fill it sideways, but not above.
+_GAP_BESIDE: Final = 3
+_GAP_ABOVE: Final = 1
+#: Room around marks, in pixels.
+_GAP_AROUND_MARKS: Final = 2
 
 
 class Place(NamedTuple):
@@ -39,9 +49,27 @@ class _Box(NamedTuple):
     right: float
     top: float
 
+    @classmethod
+    def around(cls, x: float, y: float, radius: float) -> _Box:
+        """The square around a point."""
+        return cls(
+            left=x - radius,
+            bottom=y - radius,
+            right=x + radius,
+            top=y + radius,
+        )
+
     def overlaps(self, other: _Box) -> bool:
+        """Whether two boxes have a point in common."""
         across = self.left < other.right and other.left < self.right
-        return across and self.bottom < other.top and other.bottom < self.top
+        along = self.bottom < other.top and other.bottom < self.top
+        return across and along
+
+    def is_within(self, outer: _Box) -> bool:
+        """Whether the whole of it lies in another."""
+        across = outer.left <= self.left and self.right <= outer.right
+        along = outer.bottom <= self.bottom and self.top <= outer.top
+        return across and along
 
 
 @dataclass
@@ -53,7 +81,7 @@ class Labels:
     """
 
     axes: Axes
-    _lines: list[NDArray[np.float64]] = field(default_factory=list)
+    _lines: list[Points] = field(default_factory=list)
     _boxes: list[_Box] = field(default_factory=list)
 
     @classmethod
@@ -62,22 +90,29 @@ class Labels:
         axes.figure.draw_without_rendering()  # type: ignore[union-attr]
         labels = cls(axes)
         for line in axes.lines:
-            points = line.get_transform().transform(np.column_stack(line.get_data()))
-            points = points[np.isfinite(points).all(axis=1)]
-            if line.get_linestyle() != "None":
-                labels._lines.append(points)
-            if line.get_marker() not in ("None", None, ""):
-                labels._keep_clear_of(points, labels._pixels(float(line.get_markersize())) / 2 + 2)
-        labels._boxes += [labels._box_of(text) for text in axes.texts if text.get_text()]
+            labels._keep_clear_of_line(line)
+        for text in axes.texts:
+            if text.get_text():
+                labels._boxes.append(labels._box_of(text))
         return labels
 
     def add_line(self, begin: tuple[float, float], end: tuple[float, float]) -> None:
         """Keep clear of a line between two points in the units of the axes."""
-        self._lines.append(self.axes.transData.transform([begin, end]))
+        ends = self.axes.transData.transform([begin, end])
+        self._lines.append(ends)
 
-    def _keep_clear_of(self, centres: NDArray[np.float64], radius: float) -> None:
-        for x, y in centres:
-            self._boxes.append(_Box(x - radius, y - radius, x + radius, y + radius))
+    def _keep_clear_of_line(self, line: Line2D) -> None:
+        """Keep clear of a line that is drawn, and of its marks."""
+        corners = np.column_stack(line.get_data())
+        points = line.get_transform().transform(corners)
+        is_drawn = np.isfinite(points).all(axis=1)
+        points = points[is_drawn]
+        if line.get_linestyle() != "None":
+            self._lines.append(points)
+        if line.get_marker() not in ("None", None, ""):
+            mark_size = self._pixels(float(line.get_markersize()))
+            radius = mark_size / 2 + _GAP_AROUND_MARKS
+            self._boxes += [_Box.around(x, y, radius) for x, y in points]
 
     def put(self, text: str, places: Iterable[Place], **look: Any) -> bool:
         """Write a text at the first place where it covers nothing; False where there is none."""
@@ -85,20 +120,25 @@ class Labels:
 
     def name_curve(self, text: str, x: ArrayLike, y: ArrayLike, **look: Any) -> bool:
         """Name a curve at its end or along it, where no other line is nearer to the name."""
-        own = self.axes.transData.transform(np.column_stack([x, y]))
-        return self._put(text, places_along(x, y), own, look)
+        points = np.column_stack([x, y])
+        curve = self.axes.transData.transform(points)
+        return self._put(text, places_along(x, y), curve, look)
 
     def _put(
         self,
         text: str,
         places: Iterable[Place],
-        own: NDArray[np.float64] | None,
+        curve: Points | None,
         look: dict[str, Any],
     ) -> bool:
+        """Write a text at the first place that is free and, where it names one, near its curve."""
         for place in places:
             label = self._annotate(text, place, look)
             box = self._box_of(label)
-            if self._is_free(box) and (own is None or self._is_nearest(box, own)):
+            is_free = self._is_free(box)
+            if is_free and curve is not None:
+                is_free = self._is_nearest(box, curve)
+            if is_free:
                 self._boxes.append(box)
                 return True
             label.remove()
@@ -119,67 +159,112 @@ class Labels:
 
     def _box_of(self, label: Text) -> _Box:
         extent = label.get_window_extent()
-        gap = self._pixels(1)
-        return _Box(extent.x0 - gap, extent.y0 - gap, extent.x1 + gap, extent.y1 + gap)
+        beside, above = self._pixels(_GAP_BESIDE), self._pixels(_GAP_ABOVE)
+        return _Box(
+            left=extent.x0 - beside,
+            bottom=extent.y0 - above,
+            right=extent.x1 + beside,
+            top=extent.y1 + above,
+        )
 
     def _is_free(self, box: _Box) -> bool:
-        room = self.axes.bbox
-        if box.left < room.x0 or box.right > room.x1 or box.bottom < room.y0 or box.top > room.y1:
+        room = _Box(*self.axes.bbox.extents)
+        if not box.is_within(room):
             return False
         if any(box.overlaps(other) for other in self._boxes):
             return False
         return not any(_meets(line, box) for line in self._lines)
 
-    def _is_nearest(self, box: _Box, own: NDArray[np.float64]) -> bool:
+    def _is_nearest(self, box: _Box, curve: Points) -> bool:
         """Whether no other curve is nearer to a box than one is; straight lines are no curves."""
-        distance = _distance(box, own)
-        curves = [line for line in self._lines if len(line) > 2]
-        others = [line for line in curves if not np.array_equal(line, own)]
-        return all(_distance(box, other) > distance for other in others)
+        distance = _distance(box, curve)
+        for line in self._lines:
+            is_straight = len(line) <= 2
+            if is_straight or np.array_equal(line, curve):
+                continue
+            if _distance(box, line) <= distance:
+                return False
+        return True
 
     def _pixels(self, points: float) -> float:
         figure = self.axes.figure
         return points * figure.dpi / 72
 
 
-def _meets(line: NDArray[np.float64], box: _Box) -> bool:
-    """Whether a polyline has a point in a box (Liang and Barsky, over all its segments)."""
+def _meets(line: Points, box: _Box) -> bool:
+    """Whether a polyline has a point in a box (Liang and Barsky, over all its segments).
+
+    A segment goes from 0 to 1. Across and along, it is between two edges from one moment to
+    another; it is in the box where both are.
+    """
     begin, step = line[:-1], np.diff(line, axis=0)
-    enter, leave = np.zeros(len(step)), np.ones(len(step))
-    for axis, low, high in ((0, box.left, box.right), (1, box.bottom, box.top)):
-        along = step[:, axis]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            to_low = (low - begin[:, axis]) / along
-            to_high = (high - begin[:, axis]) / along
-        inside = (begin[:, axis] >= low) & (begin[:, axis] <= high)
-        still = along == 0
-        enter = np.maximum(enter, np.where(still, 0, np.minimum(to_low, to_high)))
-        leave = np.minimum(
-            leave, np.where(still, np.where(inside, 1, -1), np.maximum(to_low, to_high))
-        )
+    across = _between(begin[:, 0], step[:, 0], box.left, box.right)
+    along = _between(begin[:, 1], step[:, 1], box.bottom, box.top)
+    enter = np.maximum(across.begin, along.begin).clip(min=0)
+    leave = np.minimum(across.end, along.end).clip(max=1)
     return bool((enter <= leave).any())
 
 
-def _distance(box: _Box, line: NDArray[np.float64]) -> float:
+class _Moments(NamedTuple):
+    """When each segment begins and ends to be between two edges, (N,); it never is: ends first."""
+
+    begin: Points
+    end: Points
+
+
+def _between(begin: Points, step: Points, low: float, high: float) -> _Moments:
+    """When segments are between two edges, in one coordinate.
+
+    Args:
+        begin: where they begin, (N,).
+        step: how far they go, (N,).
+        low, high: the edges.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        to_low = (low - begin) / step
+        to_high = (high - begin) / step
+    stands_still = step == 0
+    is_inside = (low <= begin) & (begin <= high)
+    end_of_still = np.where(is_inside, 1, -1)
+    return _Moments(
+        begin=np.where(stands_still, 0, np.minimum(to_low, to_high)),
+        end=np.where(stands_still, end_of_still, np.maximum(to_low, to_high)),
+    )
+
+
+def _distance(box: _Box, line: Points) -> float:
     """The distance from a box to the nearest corner of a polyline."""
     if not len(line):
         return float("inf")
-    across = np.maximum(box.left - line[:, 0], line[:, 0] - box.right).clip(min=0)
-    along = np.maximum(box.bottom - line[:, 1], line[:, 1] - box.top).clip(min=0)
-    return float(np.hypot(across, along).min())
+    x, y = line.T
+    across = np.maximum(box.left - x, x - box.right).clip(min=0)
+    along = np.maximum(box.bottom - y, y - box.top).clip(min=0)
+    distances = np.hypot(across, along)
+    return float(distances.min())
 
 
-#: Points from a line to the middle of a text beside it.
-_GAPS = (10, 18, 28, 40)
+#: Points from a line to the middle of a text above or below it.
+_GAPS: Final = (10, 18, 28, 40)
+#: Points from an upright line to a text beside it.
+_GAP_BESIDE_LINE: Final = 10
+#: Parts of an upright line's height at which a text may stand, the best first.
+_SHARES_OF_HEIGHT: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)
+#: Points from the end of a curve to its name, and how far up that may stand.
+_GAP_AT_END: Final = 8
+_HEIGHTS_AT_END: Final = (0, 3, -3, 6, -6, 9, -9)
+#: Where along a curve its name may stand, as parts of its points.
+_SHARES_OF_CURVE: Final = (1.0, 0.85, 0.7, 0.55, 0.4)
 
 
 def places_along(x: ArrayLike, y: ArrayLike) -> list[Place]:
     """Places for the name of a curve, from its right end: beside it, above it, below it."""
-    xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    places = [Place(xs[-1], ys[-1], 8, up, "left") for up in (0, 3, -3, 6, -6, 9, -9)]
-    for share in (1.0, 0.85, 0.7, 0.55, 0.4):
-        k = int(share * (len(xs) - 1))
-        places += around(xs[k], ys[k])
+    xs = np.asarray(x, dtype=float)
+    ys = np.asarray(y, dtype=float)
+    last = len(xs) - 1
+    places = [Place(xs[last], ys[last], _GAP_AT_END, up, "left") for up in _HEIGHTS_AT_END]
+    for share in _SHARES_OF_CURVE:
+        point = int(share * last)
+        places += around(xs[point], ys[point])
     return places
 
 
@@ -188,14 +273,16 @@ def around(x: float, y: float) -> list[Place]:
     places = []
     for gap in _GAPS:
         for up in (gap, -gap):
-            places += [Place(x, y, 0, up, "right"), Place(x, y, 0, up, "left")]
+            places.append(Place(x, y, 0, up, "right"))
+            places.append(Place(x, y, 0, up, "left"))
     return places
 
 
 def places_down(x: float, top: float, bottom: float) -> list[Place]:
     """Places on both sides of an upright line, from its middle to its ends."""
-    shares: Sequence[float] = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)
-    heights = [top + share * (bottom - top) for share in shares]
-    on_right = [Place(x, height, 10, 0, "left") for height in heights]
-    on_left = [Place(x, height, -10, 0, "right") for height in heights]
+    on_right, on_left = [], []
+    for share in _SHARES_OF_HEIGHT:
+        height = top + share * (bottom - top)
+        on_right.append(Place(x, height, _GAP_BESIDE_LINE, 0, "left"))
+        on_left.append(Place(x, height, -_GAP_BESIDE_LINE, 0, "right"))
     return on_right + on_left

@@ -27,14 +27,19 @@ _WIDE: Final = 0.04
 
 
 def profile_figure(profile: Profile) -> Figure:
-    """Draw forward + backward energy of each stage by clock, with a diamond at each valley."""
-    names_stages = profile.num_stages <= _MAX_NAMED_STAGES
+    """Draw forward + backward energy of each stage by clock, with a diamond at each valley.
+
+    Stages that need the same energies are one curve.
+    """
+    curves = _stage_curves(profile)
+    names_stages = len(curves) <= _MAX_NAMED_STAGES
     limit = plateau(profile)
     with figure(9.6, 4.8) as drawn:
         axes = drawn.add_subplot()
         colours = _stage_colours(profile.num_stages)
-        for stage in range(profile.num_stages):
-            _draw_stage(axes, profile, stage, colours, named=names_stages)
+        for curve in curves:
+            label = curve.label() if names_stages else None
+            _draw_curve(axes, curve, colours(curve.stages[0]), label)
         if limit is not None:
             words = (
                 f"power limit, about {limit.power_w:.0f} W:\n"
@@ -67,27 +72,61 @@ def _stage_colours(num_stages: int) -> Colormap:
     return ListedColormap(mpl.colormaps["viridis"](shares))
 
 
-def _draw_stage(
-    axes: Axes, profile: Profile, stage: int, colours: Colormap, *, named: bool
-) -> None:
-    """Draw the energy of a stage by clock, and its valley: the clock of least energy."""
+class _StageCurve(NamedTuple):
+    """The energy of some stages by clock: they need the same.
+
+    Attributes:
+        stages: ascending.
+        energy_j_at: forward + backward of each of them by clock, MHz.
+    """
+
+    stages: list[int]
+    energy_j_at: dict[int, float]
+
+    @property
+    def valley_mhz(self) -> int:
+        """The clock of least energy; of several the highest."""
+        return min(self.energy_j_at, key=lambda clock: (self.energy_j_at[clock], -clock))
+
+    def label(self) -> str:
+        """The curve in the legend."""
+        return f"{_stages_in_words(self.stages)}, valley at {self.valley_mhz} MHz"
+
+
+def _stage_curves(profile: Profile) -> list[_StageCurve]:
+    """The curves of all stages, in the order of their first ones."""
     from envplan.profiling.remarks import energy_by_clock
 
-    energy_j_at = energy_by_clock(profile, stage)
-    clocks_mhz = sorted(energy_j_at)
-    # Of clocks with the same energy the highest.
-    valley_mhz = min(clocks_mhz, key=lambda clock: (energy_j_at[clock], -clock))
-    axes.plot(
-        clocks_mhz,
-        [energy_j_at[clock] for clock in clocks_mhz],
-        ".-",
-        color=colours(stage),
-        linewidth=1.6,
-        label=f"stage {stage}, valley at {valley_mhz} MHz" if named else None,
-    )
-    axes.plot(
-        valley_mhz, energy_j_at[valley_mhz], "D", color=colours(stage), markeredgecolor="black"
-    )
+    curves: list[_StageCurve] = []
+    for stage in range(profile.num_stages):
+        energy_j_at = energy_by_clock(profile, stage)
+        alike = [curve for curve in curves if curve.energy_j_at == energy_j_at]
+        if alike:
+            alike[0].stages.append(stage)
+        else:
+            curves.append(_StageCurve([stage], energy_j_at))
+    return curves
+
+
+def _stages_in_words(stages: list[int]) -> str:
+    """Stages such as "stage 3", "stages 1, 2" or "stages 1 to 6"."""
+    first, last = stages[0], stages[-1]
+    if first == last:
+        return f"stage {first}"
+    if len(stages) > 2 and stages == list(range(first, last + 1)):
+        return f"stages {first} to {last}"
+    return f"stages {', '.join(map(str, stages))}"
+
+
+def _draw_curve(
+    axes: Axes, curve: _StageCurve, colour: tuple[float, ...], label: str | None
+) -> None:
+    """Draw energies by clock, and the valley."""
+    clocks_mhz = sorted(curve.energy_j_at)
+    energies_j = [curve.energy_j_at[clock] for clock in clocks_mhz]
+    axes.plot(clocks_mhz, energies_j, ".-", color=colour, linewidth=1.6, label=label)
+    least_j = curve.energy_j_at[curve.valley_mhz]
+    axes.plot(curve.valley_mhz, least_j, "D", color=colour, markeredgecolor="black")
 
 
 def _add_stage_bar(drawn: Figure, axes: Axes, colours: Colormap) -> None:

@@ -41,7 +41,10 @@ _POINTS_PER_IN: Final = 72
 _BAR_HEIGHT: Final = 0.86  # of a row
 _MIN_FONT_SIZE: Final = 4.0
 _MAX_FONT_SIZE: Final = 9.0
-_CHARACTER_WIDTH: Final = 0.68  # in sizes of its font
+#: Widths of characters of DejaVu Sans, in sizes of the font.
+_CHARACTER_WIDTHS: Final = {"W": 0.99, "I": 0.3, "F": 0.58}
+_CHARACTER_WIDTH: Final = 0.69
+_LABEL_SHARE: Final = 0.88  # of a unit; the rest keeps two labels apart
 _LIGHTEST: Final = 0.6
 #: How many more activations a rank holds after an instruction than before.
 _ACTIVATIONS: Final = {"forward": 1, "backward": -1, "backward_weight": -1}
@@ -214,8 +217,8 @@ def _draw_labels(axes: Axes, layout: ScheduleLayout, unit_in: float) -> None:
     """
     operations = layout.pipeline.operations
     labels = [_short_label(operation) for operation in operations]
-    max_length = max(map(len, labels))
-    font_size = unit_in * _POINTS_PER_IN / (_CHARACTER_WIDTH * max_length)
+    widest = max(map(_label_width, labels))
+    font_size = _LABEL_SHARE * unit_in * _POINTS_PER_IN / widest
     if font_size < _MIN_FONT_SIZE:
         return
     middles = (layout.start + layout.end) / 2
@@ -229,6 +232,11 @@ def _draw_labels(axes: Axes, layout: ScheduleLayout, unit_in: float) -> None:
                 ha="center",
                 va="center_baseline",
             )
+
+
+def _label_width(label: str) -> float:
+    """The width of a label, in sizes of its font."""
+    return sum(_CHARACTER_WIDTHS.get(character, _CHARACTER_WIDTH) for character in label)
 
 
 def _title(pipeline: Pipeline) -> str:

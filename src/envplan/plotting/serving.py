@@ -75,11 +75,13 @@ class _Panel:
         label: with its unit.
         lines: one for each policy, or one for all; NaN where there is no value.
         from_zero: whether its axis begins at zero.
+        highest: where its axis ends; None: where its values do.
     """
 
     label: str
     lines: list[FloatArray]
     from_zero: bool = True
+    highest: float | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _over_time(simulations: Sequence[Simulation]) -> _OverTime:
         load=_Panel("Load (1,000 tokens/s)", [baseline.load_tokens_s / 1e3]),
         power=_Panel("Power of all GPUs (kW)", power_kw),
         gpus=_Panel("GPUs in use", gpus),
-        attainment=_Panel("SLOs met (%)", attained_percent, from_zero=False),
+        attainment=_Panel("SLOs met (%)", attained_percent, from_zero=False, highest=100),
         policies=_policy_lines(policies),
     )
 
@@ -227,6 +229,7 @@ def _panel_data(panel: _Panel) -> dict[str, object]:
     return {
         "label": panel.label,
         "from_zero": panel.from_zero,
+        "highest": panel.highest,
         "lines": [_page_numbers(line) for line in panel.lines],
     }
 

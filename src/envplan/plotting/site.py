@@ -133,8 +133,10 @@ def _draw_throughput(axes: Axes, plan: SitePlan) -> None:
     """Draw the throughput that is left, over time."""
     remaining_percent = [100 - interval.throughput_loss_percent for interval in plan.intervals]
     axes.stairs(remaining_percent, _edges_h(plan), baseline=None, color=BLUE, linewidth=1.8)
-    lowest_percent = min(remaining_percent)
-    axes.set_ylim(lowest_percent - 0.1 * (100 - lowest_percent) - 0.5, 100.5)
+    most_lost_percent = 100 - min(remaining_percent)
+    # The line lies below the edge, and not on it.
+    axes.set_ylim(99.5 - 1.1 * most_lost_percent, 100.03 + 0.06 * most_lost_percent)
+    axes.ticklabel_format(axis="y", useOffset=False)
     label_axes(axes, "Time (h)", "Throughput (%)", "Throughput, of all jobs at T_min")
 
 
@@ -152,11 +154,12 @@ class _SheddingLine(NamedTuple):
     dashes: str
 
 
+#: A solid line lies below those with gaps, which may be at the same places.
 _SHEDDING_LINES: Final = (
+    _SheddingLine("shared_percent", "share by price", BLUE, "-"),
     _SheddingLine("paused_percent", "pause the least valuable, no plans", RED, "--"),
     _SheddingLine("capped_percent", "cap all clocks alike, no plans", GREEN, ":"),
     _SheddingLine("alike_percent", "cut each job alike", ORANGE, "-."),
-    _SheddingLine("shared_percent", "share by price", BLUE, "-"),
 )
 
 
@@ -171,6 +174,9 @@ def _draw_shedding(axes: Axes, shed: Sequence[ShedPoint]) -> None:
     power_kw = [point.power_w / _W_PER_KW for point in shed]
     for line in _SHEDDING_LINES:
         lost_percent = [_percent_or_nan(point, line.field) for point in shed]
+        num_points = np.isfinite(lost_percent).sum()
+        if num_points < 2:  # a legend needs a line to name
+            continue
         axes.plot(
             power_kw,
             lost_percent,

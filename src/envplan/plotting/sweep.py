@@ -208,6 +208,11 @@ def _legend_handles(styles: Mapping[str, _Style], planners: Sequence[str]) -> It
     if len(jobs) > _MAX_COLOURS:
         yield Line2D([], [], linestyle="none", label=f"and {len(jobs) - _MAX_COLOURS} more")
     if len(planners) > 1 or not jobs:
+        # A mark stands for all jobs of its planner: it has a colour where all have one.
+        colours = {style.colour for style in styles.values()}
+        colour = colours.pop() if len(colours) == 1 else "0.3"
         for planner in planners:
             look = look_of(planner)
-            yield Line2D([], [], label=look.name, marker=look.marker, linestyle="none", color="0.3")
+            yield Line2D(
+                [], [], label=look.name, marker=look.marker, linestyle="none", color=colour
+            )

@@ -29,7 +29,7 @@ where the faster state lasts is measured in docs/results.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -93,14 +93,17 @@ def wrong_steps(
     by_clock = np.argsort(clocks)
     time = times[by_clock]
     energy = energies[by_clock]
-    is_slower = np.diff(time) / time[1:] > _WRONG
+    time_change = np.diff(time) / time[1:]
+    is_slower = time_change > _WRONG
+
     cost = energy - waiting_w * time
+    cost_change = np.diff(cost) / energy[1:]
     valley = int(cost.argmin())
-    change = np.diff(cost) / energy[1:]
-    rises_before_valley = change[:valley] > _WRONG
-    falls_after_valley = change[valley:] < -_WRONG
+    rises_before_valley = cost_change[:valley] > _WRONG
+    falls_after_valley = cost_change[valley:] < -_WRONG
     is_away_from_valley = np.concatenate([rises_before_valley, falls_after_valley])
-    return int((is_slower | is_away_from_valley).sum())
+    is_wrong = is_slower | is_away_from_valley
+    return int(is_wrong.sum())
 
 
 def noise_is_clear(measured_costs: CostsByOperation, waiting_w: Sequence[float]) -> bool:
@@ -138,19 +141,24 @@ def without_noise(measured_costs: CostsByOperation) -> dict[OperationKey, PartCo
     for operation, sweep in _sweeps(measured_costs, _ANY_CORRELATION):
         if costs[operation].is_split:
             continue
-        times_s, energies_j = _smooth_sweep(
-            tuple(sweep.clocks_mhz.tolist()),
-            tuple(sweep.times_s.tolist()),
-            tuple(sweep.energies_j.tolist()),
-        )
-        times_ns = [ns_from_s(time_s) for time_s in times_s.tolist()]
-        energies_10fj = [in_10fj(energy_j) for energy_j in energies_j.tolist()]
+        clocks_mhz = tuple(sweep.clocks_mhz.tolist())
+        times_s = tuple(sweep.times_s.tolist())
+        energies_j = tuple(sweep.energies_j.tolist())
+        smooth_times_s, smooth_energies_j = _smooth_sweep(clocks_mhz, times_s, energies_j)
+
+        times_ns = [ns_from_s(time_s) for time_s in smooth_times_s.tolist()]
+        energies_10fj = [in_10fj(energy_j) for energy_j in smooth_energies_j.tolist()]
         costs[operation] = replace(
             costs[operation],
-            time_ns=np.array(times_ns)[:, np.newaxis],
-            energy_10fj=np.array(energies_10fj)[:, np.newaxis],
+            time_ns=_one_part(times_ns),
+            energy_10fj=_one_part(energies_10fj),
         )
     return costs
+
+
+def _one_part(values: list[int]) -> npt.NDArray[np.int64]:
+    """Values of the rows of an operation that has no parts, int64 (rows, 1)."""
+    return np.array(values)[:, np.newaxis]
 
 
 @lru_cache(maxsize=256)  # stages of one model are often measured once
@@ -171,23 +179,35 @@ def _sweeps(
         highest_correlation: that log time and log clock may have.
     """
     for operation, parts in measured_costs.items():
-        mhz = parts.frequency_mhz
-        whole = parts.whole
-        is_controlled = mhz[0] > 0
-        has_configs = not np.diff(mhz).all()
-        if len(mhz) < _FEWEST_CLOCKS or not is_controlled or has_configs:
+        sweep = _sweep_or_none(parts)
+        if sweep is None:
             continue
-        sweep = ClockSweep(
-            clocks_mhz=mhz.astype(np.float64),
-            times_s=whole.time_ns[:, 0].astype(np.float64) * 1e-9,
-            energies_j=whole.energy_10fj[:, 0].astype(np.float64) / ENERGY_UNITS_PER_J,
-        )
-        is_constant_time = np.ptp(sweep.times_s) == 0
-        if is_constant_time or not sweep.energies_j.all():
-            continue
-        correlations = np.corrcoef(np.log(sweep.clocks_mhz), np.log(sweep.times_s))
-        if correlations[0, 1] <= highest_correlation:
+        log_clock = np.log(sweep.clocks_mhz)
+        log_time = np.log(sweep.times_s)
+        correlation = np.corrcoef(log_clock, log_time)[0, 1]
+        if correlation <= highest_correlation:
             yield operation, sweep
+
+
+def _sweep_or_none(parts: PartCosts) -> ClockSweep | None:
+    """An operation's costs as a sweep; None where too few clocks or no clocks alone tell them."""
+    mhz = parts.frequency_mhz
+    whole = parts.whole
+    is_controlled = mhz[0] > 0
+    has_configs = not np.diff(mhz).all()
+    if len(mhz) < _FEWEST_CLOCKS or not is_controlled or has_configs:
+        return None
+    times_ns = whole.time_ns[:, 0].astype(np.float64)
+    energies_10fj = whole.energy_10fj[:, 0].astype(np.float64)
+    sweep = ClockSweep(
+        clocks_mhz=mhz.astype(np.float64),
+        times_s=times_ns * 1e-9,
+        energies_j=energies_10fj / ENERGY_UNITS_PER_J,
+    )
+    is_constant_time = np.ptp(sweep.times_s) == 0
+    if is_constant_time or not sweep.energies_j.all():
+        return None
+    return sweep
 
 
 def jumps(times: FloatArray) -> list[int]:
@@ -202,25 +222,37 @@ def jumps(times: FloatArray) -> list[int]:
     Returns:
         Indices of the last row below each jump, ascending.
     """
-    log = np.log(times)
-    steps = np.diff(log)
+    log_times = np.log(times)
+    steps = np.diff(log_times)
     smallest_jump = max(_JUMP_NOISE * _row_noise(steps), _JUMP)
-    candidates: list[tuple[float, int]] = []
-    for row in range(_BELOW - 1, len(steps) - _ABOVE + 1):
+    candidates: list[_Jump] = []
+    first_row = _BELOW - 1
+    last_row = len(steps) - _ABOVE
+    for row in range(first_row, last_row + 1):
         first_above = row + 1
-        rows_below = log[first_above - _BELOW : first_above]
-        rows_above = log[first_above : first_above + _ABOVE]
+        rows_below = log_times[first_above - _BELOW : first_above]
+        rows_above = log_times[first_above : first_above + _ABOVE]
         usual_below = np.median(rows_below)
         fastest_above = rows_above.min()
         if fastest_above - usual_below > smallest_jump:
-            candidates.append((float(steps[row]), row))
-    # Candidates that are near to each other are one jump, at the highest step.
-    candidates.sort(reverse=True)
+            candidates.append(_Jump(float(steps[row]), row))
+    return _rows_of_highest(candidates)
+
+
+class _Jump(NamedTuple):
+    """A jump of the logarithm of time, and the last row below it."""
+
+    step: float
+    row: int
+
+
+def _rows_of_highest(candidates: Iterable[_Jump]) -> list[int]:
+    """Rows of jumps, ascending; those near to each other are one, at the highest step."""
     chosen: list[int] = []
-    for _, row in candidates:
-        is_near_chosen = any(abs(row - chosen_row) < _ABOVE for chosen_row in chosen)
-        if not is_near_chosen:
-            chosen.append(row)
+    for jump in sorted(candidates, reverse=True):
+        distances = [abs(jump.row - chosen_row) for chosen_row in chosen]
+        if min(distances, default=_ABOVE) >= _ABOVE:
+            chosen.append(jump.row)
     return sorted(chosen)
 
 
@@ -228,9 +260,10 @@ def _row_noise(steps: FloatArray) -> float:
     """Standard deviation of a row, from the bends between steps, robust against outliers."""
     bends = np.diff(steps)
     usual_bend = np.median(bends)
-    deviation = float(np.median(np.abs(bends - usual_bend)))
+    deviations = np.abs(bends - usual_bend)
+    usual_deviation = float(np.median(deviations))
     # A bend is made of three rows, with weights 1, -2 and 1.
-    return _STD_PER_MAD * deviation / 6**0.5
+    return _STD_PER_MAD * usual_deviation / 6**0.5
 
 
 def smooth_curve(
@@ -251,16 +284,19 @@ def smooth_curve(
     slowness = -np.log(clocks[falling])
     log_time = np.log(times[falling])
     log_energy = np.log(energies[falling])
-    if len(slowness) >= _FEWEST_CLOCKS:
+    num_clocks = len(slowness)
+    if num_clocks >= _FEWEST_CLOCKS:
         # At its own power, so that energy grows as time does.
         scale = _joining_scale(slowness, log_time)
         log_time = log_time + scale
         log_energy = log_energy + scale
+
     smooth_time = _convex(slowness, log_time, rising=True)
     exact_time = _with_exact_shape(slowness, smooth_time, rising=True)
     smooth_energy = _convex(exact_time, log_energy, rising=False)
-    times_s = np.empty(len(slowness))
-    energies_j = np.empty(len(slowness))
+
+    times_s = np.empty(num_clocks)
+    energies_j = np.empty(num_clocks)
     times_s[falling] = np.exp(smooth_time)
     energies_j[falling] = np.exp(smooth_energy)
     return times_s, energies_j
@@ -274,17 +310,20 @@ def _joining_scale(x: FloatArray, y: FloatArray) -> FloatArray:
         y: log of times, shape (n,).
     """
     scale = np.zeros(len(x))
-    for last_below in reversed(jumps(np.exp(y[::-1]))):
+    times_by_clock = np.exp(y[::-1])
+    for last_below in reversed(jumps(times_by_clock)):
         first_beyond = len(x) - 1 - last_below
-        end_before = first_beyond - _WITHIN
-        rows_before = slice(max(end_before - _LEVEL, 0), max(end_before, 2))
+        end_before = max(first_beyond - _WITHIN, 2)
+        begin_before = max(first_beyond - _WITHIN - _LEVEL, 0)
+        rows_before = slice(begin_before, end_before)
         rows_beyond = slice(first_beyond, first_beyond + _LEVEL)
+
         joined = y + scale
         line_before = np.polyfit(x[rows_before], joined[rows_before], deg=1)
         line_beyond = np.polyfit(x[rows_beyond], joined[rows_beyond], deg=1)
-        jump_x = x[first_beyond]
-        drop = np.polyval(line_before, jump_x) - np.polyval(line_beyond, jump_x)
-        scale[first_beyond:] += drop
+        y_before = np.polyval(line_before, x[first_beyond])
+        y_beyond = np.polyval(line_beyond, x[first_beyond])
+        scale[first_beyond:] += y_before - y_beyond
     return scale
 
 
@@ -315,7 +354,8 @@ def _convex(x: FloatArray, y: FloatArray, *, rising: bool) -> FloatArray:
         if previous_slope is not None:
             fit.require(0.0, fit.infinity, (slope, 1.0), (previous_slope, -1.0))
         previous_slope = slope
-    return _with_exact_shape(x, fit.solve(), rising)
+    nearest = fit.solve()
+    return _with_exact_shape(x, nearest, rising)
 
 
 def _steps_of_mean_one(x: FloatArray) -> FloatArray:
@@ -388,16 +428,19 @@ def _has_shape(x: FloatArray, y: FloatArray, rising: bool) -> bool:
     """Whether y is convex over x already, up to the rounding of files."""
     num_level = _count_level(x)
     changes = np.diff(y)
-    if np.any(changes[: num_level - 1] > _ROUNDING):
+    level_changes = changes[: num_level - 1]
+    if np.any(level_changes > _ROUNDING):
         return False
     if rising and np.any(changes < -_ROUNDING):
         return False
     # Each point between two others lies on or below their chord.
     inner = np.arange(num_level, len(x) - 1)
-    left_x, right_x = x[inner - 1], x[inner + 1]
-    left_y, right_y = y[inner - 1], y[inner + 1]
-    chord = left_y + (right_y - left_y) * (x[inner] - left_x) / (right_x - left_x)
-    return not np.any(y[inner] - chord > _ROUNDING)
+    left, right = inner - 1, inner + 1
+    rise = y[right] - y[left]
+    share = (x[inner] - x[left]) / (x[right] - x[left])
+    chord = y[left] + rise * share
+    above_chord = y[inner] - chord
+    return not np.any(above_chord > _ROUNDING)
 
 
 def _count_level(x: FloatArray) -> int:

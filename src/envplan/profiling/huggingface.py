@@ -13,6 +13,7 @@ from envplan._io.documents import parse_document, read_json
 from envplan.errors import InputError, meant, shown
 from envplan.profiling.language_model import LanguageModel
 from envplan.profiling.model_types import LAYERED_TYPES
+from envplan.profiling.small_parameters import SmallFields, Widths, small_parameters
 from envplan.profiling.transformer import Experts, LatentAttention, TransformerModel
 
 __all__ = ["MODEL_TYPES", "read_model"]
@@ -299,6 +300,8 @@ def _uniform_model(fields: Mapping[str, object], file: Path, part: str) -> Trans
     config = read(_Config)
     layers, hidden = config.num_hidden_layers, config.hidden_size
     architecture = _architecture(config.architectures, config.model_type)
+    experts = read(_Experts).in_model_of(layers) if config.num_experts else None
+    latent = read(_Latent).attention() if config.kv_lora_rank else None
     return TransformerModel(
         name=f"{architecture}{part} of {layers} layers x {hidden}",
         num_layers=layers,
@@ -313,9 +316,32 @@ def _uniform_model(fields: Mapping[str, object], file: Path, part: str) -> Trans
         window=config.window,
         full_layers=config.full_layers if config.window else (),
         fused_attention=True,
-        experts=read(_Experts).in_model_of(layers) if config.num_experts else None,
-        latent=read(_Latent).attention() if config.kv_lora_rank else None,
+        experts=experts,
+        latent=latent,
         tied=config.tie_word_embeddings,
+        small=small_parameters(
+            config.model_type,
+            read(SmallFields),
+            is_gated=config.model_type in _GATED,
+            widths=_widths(config, experts, latent),
+        ),
+    )
+
+
+def _widths(config: _Config, experts: Experts | None, latent: LatentAttention | None) -> Widths:
+    """The widths that norms and biases have."""
+    latent_norms = 0 if latent is None else latent.query_rank + latent.rank
+    return Widths(
+        hidden=config.hidden_size,
+        head=config.head_size,
+        query=config.num_attention_heads * config.head_size,
+        key=config.key_value_heads * config.head_size,
+        feed_forward=config.intermediate_size or 4 * config.hidden_size,
+        vocabulary=config.vocab_size,
+        positions=config.max_position_embeddings,
+        latent_norms=latent_norms,
+        latent_biases=0 if latent is None else latent_norms + latent.rotary_size,
+        experts=0 if experts is None else experts.count,
     )
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from envplan._io.markup import read_toml
 from envplan.devices.modelled import ModelledGpu, gpu
@@ -82,29 +83,34 @@ class KernelModel:
         """The same, were there no power limit."""
         kind = self.kinds[kernel.kind]
         demand = kernel.demand(kind, self.multiprocessors)
-        return self._cost_at(kind, demand, np.asarray(clock_mhz, dtype=np.float64))
+        clocks_mhz = np.asarray(clock_mhz, dtype=np.float64)
+        return self._cost_at(kind, demand, clocks_mhz)
 
     def _cost_at(self, kind: KernelKind, demand: Demand, clock_mhz: FloatArray) -> KernelCost:
         """Time and power at the clock that the GPU runs at."""
         rate = kind.efficiency * self.gpu.peak_flops_per_mhz * clock_mhz
-        math_s = demand.padded_flops / rate
         bandwidth = kind.memory_efficiency * self.gpu.bandwidth
+        math_s = demand.padded_flops / rate
         memory_s = demand.num_bytes / bandwidth
         serial_s = demand.serial_bytes / bandwidth
-        longer = np.maximum(math_s, memory_s)
-        shorter = np.minimum(math_s, memory_s)
-        # The sum of powers, without powers of small numbers.
-        sharpness = kind.sharpness
-        body_s = longer * (1 + (shorter / longer) ** sharpness) ** (1 / sharpness)
-        time_s = kind.start_us * 1e-6 + body_s + serial_s
-        activity = (
-            self.base_activity
-            + kind.math_weight * math_s / time_s
-            + kind.memory_weight * (memory_s + serial_s) / time_s
+
+        start_s = kind.start_us * 1e-6
+        body_s = _overlapped_s(math_s, memory_s, kind.sharpness)
+        time_s = start_s + body_s + serial_s
+
+        math_share = math_s / time_s
+        memory_share = (memory_s + serial_s) / time_s
+        math_activity = kind.math_weight * math_share
+        memory_activity = kind.memory_weight * memory_share
+        activity = self.base_activity + math_activity + memory_activity
+        return KernelCost(
+            time_s=time_s,
+            power_w=self._power_w(clock_mhz, activity),
+            clock_mhz=clock_mhz,
         )
-        return KernelCost(time_s, self._power_w(clock_mhz, activity), clock_mhz)
 
     def _power_w(self, clock_mhz: FloatArray, activity: FloatArray) -> FloatArray:
+        """Power of the GPU at an activity."""
         gpu = self.gpu
         above_knee_mhz = np.maximum(0.0, clock_mhz - gpu.knee_mhz)
         voltage = 1 + gpu.voltage_slope_per_mhz * above_knee_mhz
@@ -116,16 +122,31 @@ class KernelModel:
         kind = self.kinds[kernel.kind]
         demand = kernel.demand(kind, self.multiprocessors)
         limit_w = self.limit_share * self.gpu.power_limit_w
-        lowest = np.full(demand.num_bytes.shape, float(self.gpu.clocks_mhz[-1]))
-        highest = np.full(demand.num_bytes.shape, float(self.gpu.clocks_mhz[0]))
-        within_mhz, beyond_mhz = lowest, highest
+
+        def is_within_limit(clock_mhz: FloatArray) -> npt.NDArray[np.bool_]:
+            cost = self._cost_at(kind, demand, clock_mhz)
+            return cost.power_w <= limit_w
+
+        shape = demand.num_bytes.shape
+        lowest_mhz = np.full(shape, float(self.gpu.clocks_mhz[-1]))
+        highest_mhz = np.full(shape, float(self.gpu.clocks_mhz[0]))
+        within_mhz, beyond_mhz = lowest_mhz, highest_mhz
         for _ in range(_BISECTIONS):
             middle_mhz = (within_mhz + beyond_mhz) / 2
-            is_within = self._cost_at(kind, demand, middle_mhz).power_w <= limit_w
+            is_within = is_within_limit(middle_mhz)
             within_mhz = np.where(is_within, middle_mhz, within_mhz)
             beyond_mhz = np.where(is_within, beyond_mhz, middle_mhz)
-        is_free = self._cost_at(kind, demand, highest).power_w <= limit_w
-        return cast(FloatArray, np.where(is_free, highest, within_mhz))
+        is_free = is_within_limit(highest_mhz)
+        return cast(FloatArray, np.where(is_free, highest_mhz, within_mhz))
+
+
+def _overlapped_s(math_s: FloatArray, memory_s: FloatArray, sharpness: float) -> FloatArray:
+    """Time of computing and moving data at once: the sum of their powers, and its root."""
+    longer_s = np.maximum(math_s, memory_s)
+    shorter_s = np.minimum(math_s, memory_s)
+    # Without powers of small numbers.
+    share = (shorter_s / longer_s) ** sharpness
+    return longer_s * (1 + share) ** (1 / sharpness)
 
 
 def kernel_model(device: ModelledGpu) -> KernelModel | None:
@@ -138,17 +159,32 @@ def read_kernel_models() -> Mapping[str, KernelModel]:
     """The models in kernels.toml by the short name of their GPU."""
     path = Path(__file__).parent / "kernels.toml"
     tables = cast(Mapping[str, Mapping[str, Any]], read_toml(path))
-    return {key: _model_of_table(key, _complete_table(tables, key)) for key in tables}
+    models = {}
+    for key in tables:
+        table = _complete_table(tables, key)
+        models[key] = _model_of_table(key, table)
+    return models
 
 
-def _complete_table(tables: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
+def _complete_table(tables: Mapping[str, Mapping[str, Any]], key: str) -> Mapping[str, Any]:
     """A GPU's table, with what it shares with the one that it is like."""
-    table = dict(tables[key])
+    table = tables[key]
     if "like" not in table:
         return table
-    return {**tables[table.pop("like")], **table}
+    shared = tables[table["like"]]
+    return {**shared, **table}
 
 
 def _model_of_table(key: str, table: Mapping[str, Any]) -> KernelModel:
-    kinds = {name: KernelKind(**coefficients) for name, coefficients in table["kinds"].items()}
-    return KernelModel(**{**table, "gpu": gpu(key), "kinds": kinds})
+    kinds = {}
+    for name, coefficients in table["kinds"].items():
+        kinds[name] = KernelKind(**coefficients)
+    return KernelModel(
+        gpu=gpu(key),
+        multiprocessors=table["multiprocessors"],
+        base_activity=table["base_activity"],
+        limit_share=table["limit_share"],
+        error_between_clocks=table["error_between_clocks"],
+        kinds=kinds,
+        source=table["source"],
+    )

@@ -68,6 +68,7 @@ class KernelKind:
         sharpness: s; 1: math and memory follow each other; large: the longer hides the other.
         depth_overhead: steps of the inner loop that each tile costs besides its own.
         wave_overhead: waves of tiles that a kernel costs besides its own.
+        tile_rows: tokens of a tile of an attention; wide heads leave room for fewer.
         tokens_overhead: times that experts move all tokens before and after the products.
         math_weight: activity while it does nothing but compute, above the base.
         memory_weight: activity while it does nothing but move data, above the base.
@@ -81,6 +82,7 @@ class KernelKind:
     sharpness: float
     depth_overhead: float = 0.0
     wave_overhead: float = 0.0
+    tile_rows: float = 128.0
     tokens_overhead: float = 0.0
     math_weight: float
     memory_weight: float
@@ -200,10 +202,11 @@ class Attention:
         key_value_heads, key_size, value_size = _as_floats(
             self.key_value_heads, self.key_size, self.value_size
         )
-        tiles = sequences * heads * np.ceil(tokens / (2 * _TILE))
+        tiles = sequences * heads * np.ceil(tokens / coefficients.tile_rows)
         waves = _waves(tiles, multiprocessors) + coefficients.wave_overhead
         attended = self._attended() + coefficients.depth_overhead
-        flops_of_wave = multiprocessors * 2 * (2 * _TILE) * attended * (key_size + value_size)
+        rows_of_wave = multiprocessors * coefficients.tile_rows
+        flops_of_wave = 2 * rows_of_wave * attended * (key_size + value_size)
         elements = sequences * tokens * (heads + key_value_heads) * (key_size + value_size)
         flops, num_bytes = waves * flops_of_wave, _HALF_BYTES * elements
         if self.is_backward:

@@ -149,10 +149,9 @@ def _choose_for_cuda(gpus: Backend, number: int | None) -> tuple[Device, list[De
     devices = gpus.devices()
     counted = Counted.BY_CUDA if number is None else Counted.BY_DRIVER
     chosen = choose(gpus, number or 0, counted)
-    visible = [devices[index] for index in visible_gpus(devices)]
+    visible = [devices[index] for index in visible_gpus(gpus)]
     others = [gpu for gpu in visible if gpu is not chosen]
-    # CUDA and NVML number GPUs differently.
-    os.environ["CUDA_VISIBLE_DEVICES"] = chosen.info.uuid
+    os.environ.update(gpus.environment_of(chosen))
     return chosen, others
 
 

@@ -13,6 +13,7 @@ from envplan.errors import InputError, meant, shown, unknown
 from envplan.profiling.huggingface import read_model
 from envplan.profiling.language_model import LanguageModel
 from envplan.profiling.resnet import ConvolutionalModel
+from envplan.profiling.small_parameters import SmallParameters
 from envplan.profiling.training_job import Model
 from envplan.profiling.transformer import Experts, LatentAttention, TransformerModel
 
@@ -121,6 +122,12 @@ RESNET_152: Final = ConvolutionalModel(
 #: Decoders with gated feed-forward parts and heads of 128 units, as most have today.
 _llm = partial(TransformerModel, head_size=128, gated=True, fused_attention=True)
 
+
+def _norms(hidden_size: int, *, other: int = 0) -> SmallParameters:
+    """Parameters of two norms in each layer and one behind the last, and of others in a layer."""
+    return SmallParameters(layer=2 * hidden_size + other, outside=hidden_size)
+
+
 #: What `envplan profile --model` knows by name, at the sequence lengths of pretraining. Llama:
 #: "The Llama 3 Herd of Models" (2024), table 3. Qwen: "Qwen3 Technical Report" (2025), table 1, and
 #: the model's card. Mixtral: "Mixtral of Experts" (2024), table 1, at 4096 tokens. DeepSeek:
@@ -135,6 +142,7 @@ PRESETS: Final[Mapping[str, TransformerModel]] = {
         feed_forward_size=14336,
         vocabulary_size=128256,
         sequence_length=8192,
+        small=_norms(4096),
     ),
     "llama3-70b": _llm(
         "Llama 3 70B",
@@ -145,6 +153,7 @@ PRESETS: Final[Mapping[str, TransformerModel]] = {
         feed_forward_size=28672,
         vocabulary_size=128256,
         sequence_length=8192,
+        small=_norms(8192),
     ),
     "llama3-405b": _llm(
         "Llama 3 405B",
@@ -155,6 +164,7 @@ PRESETS: Final[Mapping[str, TransformerModel]] = {
         feed_forward_size=53248,
         vocabulary_size=128256,
         sequence_length=8192,
+        small=_norms(16384),
     ),
     "qwen3-32b": _llm(
         "Qwen3 32B",
@@ -165,6 +175,7 @@ PRESETS: Final[Mapping[str, TransformerModel]] = {
         feed_forward_size=25600,
         vocabulary_size=151936,
         sequence_length=4096,
+        small=_norms(5120, other=2 * 128),
     ),
     "mixtral-8x7b": _llm(
         "Mixtral 8x7B",
@@ -175,6 +186,7 @@ PRESETS: Final[Mapping[str, TransformerModel]] = {
         feed_forward_size=14336,
         vocabulary_size=32000,
         sequence_length=4096,
+        small=_norms(4096),
         experts=Experts(count=8, per_token=2, feed_forward_size=14336),
     ),
     "deepseek-v3": _llm(
@@ -185,6 +197,7 @@ PRESETS: Final[Mapping[str, TransformerModel]] = {
         feed_forward_size=18432,
         vocabulary_size=129280,
         sequence_length=4096,
+        small=_norms(7168, other=1536 + 512),
         experts=Experts(
             count=256,
             per_token=8,

@@ -17,6 +17,7 @@ from envplan.profiling.blocks import (
     unfused_attention_kernels,
 )
 from envplan.profiling.kernels import ElementWise
+from envplan.profiling.small_parameters import SmallParameters
 from envplan.profiling.work import (
     MemoryPasses,
     ModuleKernels,
@@ -152,6 +153,9 @@ class _LayerKernels(NamedTuple):
     feed_forward: ModuleKernels = ModuleKernels()
 
 
+_NOTHING_SMALL: Final = SmallParameters()
+
+
 @dataclass(frozen=True)
 class TransformerModel:
     """A stack of transformer layers.
@@ -178,6 +182,7 @@ class TransformerModel:
             does.
         tied: embedding and head are one matrix. Counts once among the parameters; each of its two
             stages has a copy, so the work is the same.
+        small: norms and biases, which count among the parameters, but do no work.
     """
 
     name: str
@@ -199,6 +204,7 @@ class TransformerModel:
     latent: LatentAttention | None = None
     causal: bool = True
     tied: bool = False
+    small: SmallParameters = _NOTHING_SMALL
 
     def units(
         self, microbatch_size: int, tensor_parallel: int, context_parallel: int = 1
@@ -261,14 +267,16 @@ class TransformerModel:
 
     @property
     def parameters(self) -> int:
-        """Weights, without norms and biases."""
+        """Weights of all products, and the norms and biases that are stated."""
         embeddings = (1 if self.tied else 2) * self.vocabulary_size * self.hidden_size
         attention_weights = self._attention_widths().num_weights
         layers = 0
         for kind in self._layer_kinds:
             layers += kind.num_attentions * attention_weights
             layers += self._feed_forward(kind.has_experts).num_weights
-        return embeddings + layers
+            layers += self.small.layer
+            layers += self.small.expert_layer if kind.has_experts else self.small.dense_layer
+        return embeddings + layers + self.small.outside
 
     @property
     def head_width(self) -> int:

@@ -2,7 +2,7 @@
 
 The order of operations is known, and so is about how long they take. So the clock of an operation
 is asked for by a timer, which begins as the operation before it begins, or ends. What the timer
-waits for comes from the plan first, and then from what the run has shown.
+waits for comes from the plan first, and then from what the run has measured.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 from envplan.enforce.freqplan import StageTimes
 from envplan.units import ns_from_s
 
-__all__ = ["AheadTimer", "OperationTime", "TimerTable", "Trigger", "operation_times", "timers"]
+__all__ = ["AheadTimer", "TimerTable", "Trigger", "WaitAndDuration", "operation_times", "timers"]
 
 #: The latest steps whose times count.
-NUM_STEPS_SHOWN: Final = 8
+NUM_RECENT_STEPS: Final = 8
 
 
 class Trigger(Enum):
@@ -41,22 +41,22 @@ class AheadTimer(NamedTuple):
     delay_ns: int
 
 
-class OperationTime(NamedTuple):
+class WaitAndDuration(NamedTuple):
     """How long a GPU waits before an operation, and how long that takes, ns."""
 
     wait_ns: int
     duration_ns: int
 
 
-def operation_times(times: StageTimes) -> list[OperationTime]:
+def operation_times(times: StageTimes) -> list[WaitAndDuration]:
     """The planned times of a stage's operations."""
     return [
-        OperationTime(ns_from_s(wait_s), ns_from_s(duration_s))
+        WaitAndDuration(ns_from_s(wait_s), ns_from_s(duration_s))
         for wait_s, duration_s in zip(times.waits_s, times.durations_s, strict=True)
     ]
 
 
-def timers(times: Sequence[OperationTime], latencies_ns: Sequence[int]) -> list[AheadTimer]:
+def timers(times: Sequence[WaitAndDuration], latencies_ns: Sequence[int]) -> list[AheadTimer]:
     """When the clock of each operation is asked for.
 
     With starts s, ends f and the latency L, that is the replay's max(s of the operation before,
@@ -85,7 +85,7 @@ def timers(times: Sequence[OperationTime], latencies_ns: Sequence[int]) -> list[
 
 
 class TimerTable:
-    """The timers of one schedule, corrected by what a run has shown.
+    """The timers of one schedule, corrected by what a run has measured.
 
     Written by one thread and read by others.
 
@@ -97,34 +97,34 @@ class TimerTable:
         timers: of each operation, and of what comes after them, (N + 1,).
     """
 
-    def __init__(self, planned: Sequence[OperationTime], latencies_ns: Sequence[int]) -> None:
+    def __init__(self, planned: Sequence[WaitAndDuration], latencies_ns: Sequence[int]) -> None:
         self._latencies_ns = latencies_ns
-        self._shown: deque[Sequence[OperationTime]] = deque(maxlen=NUM_STEPS_SHOWN)
+        self._recent_steps: deque[Sequence[WaitAndDuration]] = deque(maxlen=NUM_RECENT_STEPS)
         self._num_steps = 0
         self.timers = self._timers_of(planned)
 
-    def add_step(self, shown: Sequence[OperationTime]) -> None:
+    def add_step(self, times: Sequence[WaitAndDuration]) -> None:
         """A step has been measured: from now on the timers follow the latest steps.
 
         The lower quartile of each time counts, for what disturbs an operation makes it longer. It
-        is taken after each of the first steps, and later once for as many as count.
+        is taken after each of the first 8 steps, and after every 8th one from then on.
 
         Args:
-            shown: its times, (N,).
+            times: of its operations, (N,).
         """
-        self._shown.append(shown)
+        self._recent_steps.append(times)
         self._num_steps += 1
-        if self._num_steps > NUM_STEPS_SHOWN and self._num_steps % NUM_STEPS_SHOWN:
+        if self._num_steps > NUM_RECENT_STEPS and self._num_steps % NUM_RECENT_STEPS:
             return
         quartiles = []
-        for times in zip(*self._shown, strict=True):
-            wait_ns = _lower_quartile([time.wait_ns for time in times])
-            duration_ns = _lower_quartile([time.duration_ns for time in times])
-            quartiles.append(OperationTime(wait_ns, duration_ns))
+        for of_operation in zip(*self._recent_steps, strict=True):
+            wait_ns = _lower_quartile([time.wait_ns for time in of_operation])
+            duration_ns = _lower_quartile([time.duration_ns for time in of_operation])
+            quartiles.append(WaitAndDuration(wait_ns, duration_ns))
         self.timers = self._timers_of(quartiles)
 
-    def _timers_of(self, times: Sequence[OperationTime]) -> list[AheadTimer]:
-        after_the_last = OperationTime(0, 0)
+    def _timers_of(self, times: Sequence[WaitAndDuration]) -> list[AheadTimer]:
+        after_the_last = WaitAndDuration(0, 0)
         return timers([*times, after_the_last], self._latencies_ns)
 
 

@@ -48,13 +48,13 @@ class _GatheredRequest(NamedTuple):
         request_id: its number.
         mhz: the clock.
         delay_ns: from the moment that it is passed on with until it is due.
-        is_wanted: whether the clock is wanted from then on.
+        is_confirmed: whether its operation begins then; if not, the request is made ahead of it.
     """
 
     request_id: int
     mhz: int
     delay_ns: int
-    is_wanted: bool
+    is_confirmed: bool
 
 
 class _RequestsAt(NamedTuple):
@@ -112,7 +112,7 @@ class ClockRequester:
         Returns:
             The request's number.
         """
-        return self._gather(mhz, delay_ns, is_wanted=True)
+        return self._gather(mhz, delay_ns, is_confirmed=True)
 
     def request_ahead(self, mhz: int, delay_ns: int) -> AheadRequest:
         """Have a clock set ahead of the operation that it is for.
@@ -121,13 +121,13 @@ class ClockRequester:
             mhz: the clock.
             delay_ns: from the moment that is passed on next until the clock is set, ns.
         """
-        return AheadRequest(self._gather(mhz, delay_ns, is_wanted=False), mhz)
+        return AheadRequest(self._gather(mhz, delay_ns, is_confirmed=False), mhz)
 
     def confirm(self, ahead: AheadRequest) -> None:
         """The operation begins that a request was made for: it is due now, if it was not yet."""
-        self._gathered.append(_GatheredRequest(ahead.request_id, ahead.mhz, 0, is_wanted=True))
+        self._gathered.append(_GatheredRequest(ahead.request_id, ahead.mhz, 0, is_confirmed=True))
 
-    def expect_overtaking(self) -> None:
+    def forget_last_clock(self) -> None:
         """The operation that a request was made ahead for does not come.
 
         Its clock may be set all the same, until the next request, which is made whatever it is.
@@ -183,19 +183,19 @@ class ClockRequester:
                     self._call(item)
         self._queue.put(None)  # for a thread that answers later
 
-    def _gather(self, mhz: int, delay_ns: int, *, is_wanted: bool) -> int:
+    def _gather(self, mhz: int, delay_ns: int, *, is_confirmed: bool) -> int:
         self.last_requested_mhz = mhz
         self.last_request_id += 1
-        request = _GatheredRequest(self.last_request_id, mhz, delay_ns, is_wanted)
+        request = _GatheredRequest(self.last_request_id, mhz, delay_ns, is_confirmed)
         self._gathered.append(request)
         return self.last_request_id
 
     def _send(self, requests: list[_GatheredRequest], at_ns: int) -> None:
         """Send requests whose timestamp has passed to the guard, which waits until they are due."""
         to_send = []
-        for request_id, mhz, delay_ns, is_wanted in requests:
+        for request_id, mhz, delay_ns, is_confirmed in requests:
             due_ns = at_ns + delay_ns
-            if is_wanted:
+            if is_confirmed:
                 self.wanted_ns[request_id] = due_ns
             if self.due_ns.get(request_id, due_ns + 1) > due_ns:  # else it was due ahead
                 self.due_ns[request_id] = due_ns

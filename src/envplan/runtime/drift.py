@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from envplan._io.words import counted
 from envplan.errors import InputError
 from envplan.runtime.runlog import LoggedStep
 from envplan.units import j_from_10fj, s_from_ns
@@ -80,8 +81,8 @@ def measure_drift(plan: Plan, profile: Profile, steps: Iterable[LoggedStep]) -> 
                 comparisons[key].samples += times.num_operations
     if not comparisons:
         raise InputError(
-            f"the run log has no measured times after the first {WARM_UP_STEPS} steps; let the run "
-            "go on for longer"
+            "the run log has no measured times after the first "
+            f"{counted(WARM_UP_STEPS, 'step')}; let the run go on for longer"
         )
     drifts = []
     for key in sorted(comparisons):

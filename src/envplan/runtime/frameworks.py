@@ -25,7 +25,7 @@ from envplan.enforce.freqplan import OperationKey
 from envplan.errors import InputError
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.parts import hook_parts
-from envplan.runtime.preflight import Status, framework_remarks
+from envplan.runtime.preflight import Status, check_frameworks
 from envplan.runtime.shim import Shim
 from envplan.runtime.stragglers import StragglerDetector
 
@@ -154,7 +154,7 @@ class EntryPoints(NamedTuple):
 
 def _warn_of_unknown_versions() -> None:
     """Say which frameworks are of versions that envplan was not tested with."""
-    for remark in framework_remarks():
+    for remark in check_frameworks():
         if remark.status is Status.WARNING:
             _logger.warning("%s", remark.detail)
 

@@ -324,7 +324,7 @@ def spans_on_host(iterations: Sequence[Sequence[Span[Timestamp]]]) -> list[list[
     if isinstance(origin, int):
         origin_s = origin / 1e9
     else:
-        # The host learns of a moment just after it has come, some time or other soonest of all.
+        # The host learns of each moment a little late, so the earliest estimate is the nearest.
         origin_s = math.inf
         for spans in iterations:
             for span in spans:

@@ -210,7 +210,7 @@ def _add_run(families: Families, status: RunStatus, index: int, user: str) -> No
         status.followed, **run
     )
     unfollowed = families.counter(
-        "envplan_iterations_unfollowed_total", "Iterations at full speed, by reason."
+        "envplan_iterations_unfollowed_total", "Iterations that did not follow the plan, by reason."
     )
     for reason, count in status.unfollowed.items():
         unfollowed.add(count, **run, reason=reason)
@@ -233,11 +233,11 @@ def _add_run(families: Families, status: RunStatus, index: int, user: str) -> No
     families.counter("envplan_orders_refused_total", "Orders that were not followed.").add(
         status.orders_refused, **run
     )
-    families.gauge("envplan_iteration_seconds", "The last measured iteration.").add(
+    families.gauge("envplan_last_iteration_seconds", "The last measured iteration.").add(
         status.iteration_s, **run
     )
     families.gauge(
-        "envplan_iteration_planned_seconds", "The planned time of the last measured iteration."
+        "envplan_last_iteration_planned_seconds", "The planned time of the last measured iteration."
     ).add(status.planned_s, **run)
     families.counter("envplan_iteration_seconds_total", "All measured iterations.").add(
         status.total_iteration_s, **run
@@ -247,7 +247,7 @@ def _add_run(families: Families, status: RunStatus, index: int, user: str) -> No
     ).add(status.total_planned_s, **run)
     families.counter(
         "envplan_energy_joules_total",
-        "Energy of the GPU in iterations that followed the plan, by its counter.",
+        "Energy of the GPU in iterations that followed the plan itself, by its counter.",
     ).add(status.used_j, **run)
     families.counter(
         "envplan_energy_planned_modelled_joules_total",

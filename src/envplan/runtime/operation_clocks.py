@@ -30,13 +30,13 @@ __all__ = ["OperationClocks"]
 #: millisecond early costs nothing.
 TIMER_LEAD_NS: Final = 1_000_000
 #: The latest pauses between iterations that count; their shortest is taken.
-NUM_PAUSES_SHOWN: Final = 5
+NUM_RECENT_PAUSES: Final = 5
 
 
 class OperationClocks:
     """Requests the clock of each operation, and the highest one for what follows an iteration.
 
-    Used by the training thread only.
+    Used by the training thread; `_add_pause` runs where the requester calls back.
 
     Args:
         requester: passes requests on.
@@ -49,10 +49,10 @@ class OperationClocks:
         self._max_clock_mhz = max_clock_mhz
         self._latency_ns = latency_ns
         self._last_end: Timestamp | None = None  # of the iteration before
-        self._pauses_ns: deque[int] = deque(maxlen=NUM_PAUSES_SHOWN)
+        self._pauses_ns: deque[int] = deque(maxlen=NUM_RECENT_PAUSES)
         self._pause_ns: int | None = None  # that is expected; None: none was seen yet
         self._ahead: AheadRequest | None = None
-        #: The request that the clock wanted now goes back to; 0: none.
+        #: The request that set the clock wanted now; 0: none.
         self._request_id = 0
 
     def begin(
@@ -72,7 +72,7 @@ class OperationClocks:
             self._requester.call_after_requests(partial(self._add_pause, end, begin))
         self._request(operation.frequency_mhz)
         if is_regular and not operation.part_requests:
-            self._ask_ahead(schedule, position + 1, Trigger.BEGIN)
+            self._request_ahead_if_due(schedule, position + 1, Trigger.BEGIN)
         self._requester.pass_on(begin)
 
     def request_for_part(self, request: ClockRequest) -> None:
@@ -94,7 +94,7 @@ class OperationClocks:
             is_regular: as for begin.
 
         Returns:
-            The number of the request that its clock goes back to; 0: there is none.
+            The number of the request that set the clock it ran at; 0: there is none.
         """
         request_id = self._request_id
         if not is_regular:
@@ -102,7 +102,7 @@ class OperationClocks:
         if position + 1 == len(schedule.operations):
             self._end_iteration(schedule, end)
         elif not schedule.operations[position].part_requests:
-            self._ask_ahead(schedule, position + 1, Trigger.END)
+            self._request_ahead_if_due(schedule, position + 1, Trigger.END)
         self._requester.pass_on(end)
         return request_id
 
@@ -140,12 +140,14 @@ class OperationClocks:
             self._request_id = ahead.request_id
             return
         if ahead is not None:
-            self._requester.expect_overtaking()
+            self._requester.forget_last_clock()
         if mhz not in (0, self._requester.last_requested_mhz):
             self._request_id = self._requester.request(mhz)
 
-    def _ask_ahead(self, schedule: RankSchedule, position: int, trigger: Trigger) -> None:
-        """Ask for the clock of the operation at a position, if that is what its timer waits for."""
+    def _request_ahead_if_due(
+        self, schedule: RankSchedule, position: int, trigger: Trigger
+    ) -> None:
+        """Request the clock of the operation at a position, if its timer begins now."""
         if schedule.timer_table is None:
             return
         timer = schedule.timer_table.timers[position]

@@ -42,7 +42,7 @@ class PlanFollower:
 
     Attributes:
         schedule: of this iteration.
-        next_schedule: of the next one; may be set at any time, from any thread.
+        next_schedule: of the next one; may be set at any time.
         state: whether this iteration is on the plan.
         position: of the operation that runs, or else of the next one; operations that were passed
             over count.
@@ -58,7 +58,7 @@ class PlanFollower:
         self.num_empty = 0
         self.current: ScheduledOperation | None = None
         #: Microbatches of this iteration that have come.
-        self._num_microbatches_run = 0
+        self._num_seen_microbatches = 0
         #: Those that it has, where they are known to be fewer than planned.
         self._num_microbatches: int | None = None
         self._start_step()
@@ -75,7 +75,7 @@ class PlanFollower:
             if not self._pass_over_to(key):
                 return None
         self.is_running = True
-        self._num_microbatches_run = max(self._num_microbatches_run, key[1] + 1)
+        self._num_seen_microbatches = max(self._num_seen_microbatches, key[1] + 1)
         return self.current
 
     def is_extra(self, key: tuple[str, int, int]) -> bool:
@@ -128,7 +128,7 @@ class PlanFollower:
         if self.is_running:
             return StepOutcome.CUT_SHORT
         left_over = self.schedule.operations[self.position :]
-        if any(operation.key.microbatch < self._num_microbatches_run for operation in left_over):
+        if any(operation.key.microbatch < self._num_seen_microbatches for operation in left_over):
             return StepOutcome.CUT_SHORT
         is_whole = self.is_regular and not left_over
         return StepOutcome.FOLLOWED if is_whole else StepOutcome.OTHER_MICROBATCHES
@@ -138,7 +138,7 @@ class PlanFollower:
         self.is_running = False
         self.is_regular = True
         self.state = FollowState.ON_PLAN
-        self._num_microbatches_run = 0
+        self._num_seen_microbatches = 0
         self._num_microbatches = None
         self._move_to(0)
 
@@ -152,12 +152,13 @@ class PlanFollower:
     def _pass_over_to(self, key: tuple[str, int, int]) -> bool:
         """Pass over operations of microbatches that have not come, to one of those that have.
 
-        So it is where an iteration has fewer microbatches than planned.
+        So it is where an iteration has fewer microbatches than planned. With 4 planned and 3 that
+        come, a backward comes where the plan has the forward of microbatch 3.
         """
         if self.is_running or self.current is None or self._num_microbatches is not None:
             return False
         num_microbatches = self.current.key.microbatch
-        if self._num_microbatches_run > num_microbatches:
+        if self._num_seen_microbatches > num_microbatches:
             return False
         position = self._next_position(self.position, num_microbatches)
         operations = self.schedule.operations

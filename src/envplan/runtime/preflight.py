@@ -40,7 +40,7 @@ from envplan.errors import InputError
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-__all__ = ["TESTED", "Check", "Preflight", "Status", "framework_remarks", "preflight"]
+__all__ = ["TESTED", "Check", "Preflight", "Status", "check_frameworks", "preflight"]
 
 #: The oldest and the newest version of each framework that docs/compatibility.md has tested.
 TESTED: Final = {
@@ -128,7 +128,7 @@ def preflight(
         node: which node of the job this is, from 0; default: $SLURM_NODEID. Where nobody says, each
             GPU is checked against the ranks of all nodes.
         sha256: of the file on the node that the job was sent from; None: not compared.
-        backend: through which clocks would be set, "nvml" or "zeusd".
+        backend: through which clocks would be set, "nvml", "zeusd", "amdsmi" or "modelled".
 
     Raises:
         InputError: the file is no frequency plan, or has no such node.
@@ -141,7 +141,7 @@ def preflight(
         ranks=_ranks_of_node(plan, _node_number(node)),
     )
     found.checks.append(_check_file(found.sha256, sha256))
-    found.checks += framework_remarks() or [_no_framework()]
+    found.checks += check_frameworks() or [_no_framework()]
     found.checks.append(_check_latency(plan))
     try:
         with opened(backend) as source:
@@ -160,7 +160,7 @@ def preflight(
     return found
 
 
-def framework_remarks() -> list[Check]:
+def check_frameworks() -> list[Check]:
     """For each framework installed here, whether envplan was tested with its version.
 
     Reads what is installed and imports nothing.

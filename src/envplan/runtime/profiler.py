@@ -93,8 +93,8 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
     Args:
         path: of the profile; its sidecar and the ranks' parts lie beside it.
         num_stages: model stages of the job: pipeline ranks times chunks.
-        rank: global rank; default: $RANK, as torchrun sets it.
-        world_size: number of ranks of the job; default: $WORLD_SIZE.
+        rank: global rank; default: as torch.distributed, torchrun, Slurm or MPI say.
+        world_size: number of ranks of the job; default: as they say.
         stages: the model stage of each chunk of this rank; default: its rank, for one chunk and
             one GPU per stage.
         device: this rank's GPU; default: that of $LOCAL_RANK, else of the rank, among those that
@@ -160,8 +160,8 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         self._is_backward = False
         self._part_begins: list[tuple[str, Timestamp]] = []
 
-        # Only the thread of the ClockRequester counts problems, and only this one remembers how
-        # many there were when its window began: so none that comes in between is lost.
+        # Only the thread of the ClockRequester counts problems, and only the training thread
+        # remembers how many there were when its window began: so none in between is lost.
         self._num_problems = 0
         self._num_problems_before_window = 0
         self._sweep = ClockSweep[list[_DeviceSpan]]([None], iterations_per_frequency, warm_up)

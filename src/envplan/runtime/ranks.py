@@ -61,7 +61,7 @@ def number_or_none(kind: RankNumber) -> int | None:
     for launcher in _LAUNCHERS:
         for variable in launcher.variables(kind):
             text = os.environ.get(variable, "")
-            if text.isdecimal() and len(text) < _MAX_DIGITS:
+            if text.isdecimal() and len(text) <= _MAX_DIGITS:
                 return int(text)
         if launcher.rank in os.environ:
             return None

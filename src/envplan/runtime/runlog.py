@@ -208,7 +208,7 @@ class RunEnded(RunEvent):
         steps: of the run.
         mismatches: steps that left the order of the plan.
         clock_errors: that were noticed.
-        energy: of the steps that followed the plan.
+        energy: of the steps that followed the plan itself, and not a slower one of its ladder.
         dropped: lines that were not written: the log was far behind, or they could not be made.
         iterations: how many followed the plan, and how many did not, by the reason.
     """
@@ -251,7 +251,7 @@ class StepRecord:
         num_in_force: operations that had it.
         max_lag_s: the longest time until a requested clock was set.
         mismatches: steps so far whose order was not the plan's.
-        energy: of the steps so far that followed the plan.
+        energy: of the steps so far that followed the plan itself.
         operations: times by kind of operation and clock.
         changes: of clocks, in execution order.
     """
@@ -310,7 +310,7 @@ class RunLog:
         listener: Callable[[RunRecord], None] | None = None,
     ) -> None:
         self._listener = listener
-        self._num_overtaken = 0  # counted by the callers
+        self._num_dropped_by_callers = 0  # counted by the callers
         self._num_unmade = 0  # counted by the thread
         self._rank = rank
         self._max_bytes = self._bytes_left = max_bytes
@@ -324,7 +324,7 @@ class RunLog:
     @property
     def dropped(self) -> int:
         """Lines that were not written: the thread was far behind, or they could not be made."""
-        return self._num_overtaken + self._num_unmade
+        return self._num_dropped_by_callers + self._num_unmade
 
     def write(self, event: RunEvent) -> None:
         """Log that something happened."""
@@ -335,7 +335,7 @@ class RunLog:
         try:
             self._queue.put_nowait(make_record)
         except Full:
-            self._num_overtaken += 1
+            self._num_dropped_by_callers += 1
 
     def is_idle(self) -> bool:
         """Whether the thread has begun with all lines."""

@@ -86,7 +86,7 @@ def give_back_left_behind(
     """Give back what dead guards of this user left set, all GPUs at once, each on its own.
 
     Args:
-        files: with their marks.
+        files: with their marks; one at least.
         say: is told of each GPU in a line, but for GPUs that are not there any more.
         timeout_s: for how long a GPU that cannot be reached, or fails, is tried.
 

@@ -118,7 +118,8 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         device: this rank's GPU; default: what the plan says, or the only one that
             CUDA_VISIBLE_DEVICES leaves.
         counted: by whom, if `device` is given.
-        backend: where clocks are set, "nvml" or "modelled"; options of it may follow by keyword.
+        backend: where clocks are set, "nvml", "zeusd", "amdsmi" or "modelled"; options of it may
+            follow by keyword.
         log: file that the run log is appended to (see runlog); default: beside the plan, with
             .jsonl for .freqplan.json. None: no log.
         log_limit: bytes that this rank logs before it goes on in a file of its own, of which
@@ -126,8 +127,9 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         every_request: see Guard.start.
         orders: file of orders that say which plan of the ladder is followed from which iteration
             on, as `envplan site --orders` writes it; it need not exist yet. See docs/site.md.
-        on_step: is called for each step that followed the plan, in a thread of its own, with its
-            record: see docs/runtime.md.
+        on_step: is called for each step that followed the plan, with its record, in the thread
+            that writes the run log: where it is slow, lines of the log are dropped. See
+            docs/runtime.md.
         marker: makes moments in the order of a device's work, for frameworks that queue it:
             `lambda: torch.cuda.Event(enable_timing=True, blocking=True)`. Clocks are then asked for
             when the GPU gets there, by a thread that waits for it (and would spin without
@@ -136,7 +138,10 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
 
     Attributes:
         plan: the frequency plan.
+        rank: global rank.
         stage: that this rank runs.
+        operations: of this rank in execution order.
+        part_names: of the parts of operations that have clocks of their own.
         planned_time: iteration time of the plan itself, without stragglers, s.
         has_ladder: whether there is another plan for when there are stragglers.
         last_iteration: the times of the last step that was measured; None before the first.
@@ -176,6 +181,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             )
         self.plan = plan if isinstance(plan, FrequencyPlan) else FrequencyPlan.load(plan)
         self.rank = number_of_process(rank, RankNumber.RANK)
+        # A rank that the caller names need not be of the job that a launcher's variables tell of.
         if world_size is None and (rank is None or "WORLD_SIZE" in os.environ):
             world_size = number_or_none(RankNumber.WORLD_SIZE)
         if world_size is not None:
@@ -205,9 +211,11 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._max_clock_mhz = rank_plan.clocks_mhz[-1] if rank_plan.clocks_mhz else 0
         if device is None:
             device, counted = rank_plan.device, Counted.BY_PLAN
-        guard, refusal = self._guard_or_refusal(
+        guard, refusal = self._start_guard(
             backend, device, counted=counted, every_request=every_request, **options
         )
+        if guard is not None:
+            self._max_clock_mhz = guard.info.max_clock
         self._requester = ClockRequester(guard, marker)
         switching = self.plan.switching
         self._clocks = OperationClocks(
@@ -231,10 +239,10 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             self.orders = OrderReader(orders, self.plan, rank=self.rank, log=self._log.write)
         self._follower = PlanFollower(self._schedules[self._rung_for(0)])
 
-    def _guard_or_refusal(
+    def _start_guard(
         self, backend: str, device: int, **arguments: Any
     ) -> tuple[Guard, None] | tuple[None, str]:
-        """The guard of this rank's GPU, started; or else why there is none.
+        """Start the guard of this rank's GPU: it, or else why there is none.
 
         Raises:
             InputError: the GPU is not one that the plan is for.
@@ -247,7 +255,6 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             guard = Guard.start(backend, device, meter=True, check=check_gpu, **arguments)
         except DeviceError as error:
             return None, str(error)
-        self._max_clock_mhz = guard.info.max_clock
         return guard, None
 
     def _log_start(self, refusal: str | None) -> None:
@@ -397,7 +404,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         else:
             self.full_speed()
         if outcome not in (StepOutcome.FOLLOWED, StepOutcome.EMPTY):
-            self._status.unfollowed(outcome.value)
+            self._status.count_unfollowed(outcome.value)
         if outcome is StepOutcome.CUT_SHORT:
             self._note_mismatch("step", expected, None)
         if self._follower.num_empty == _MAX_EMPTY_STEPS and not self._missed_reason:
@@ -435,8 +442,8 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
     def close(self) -> None:
         """Give the clock back, finish the log and say in one line what went wrong, if anything.
 
-        Where device, driver and disk all hang, this takes 35 s: 2 for the threads of requests, 22
-        for the guard, 10 for the log.
+        Where device, driver and disk all hang, this takes 35 s: 1 for the thread of requests, 22
+        for the guard, 10 for the log, 2 for the status.
         """
         if self._is_closed:
             return

@@ -77,7 +77,8 @@ class RunStatus(Document):
         planned_s: the planned time of that one.
         total_iteration_s: of all iterations that were measured.
         total_planned_s: the planned times of these.
-        used_j: energy of the GPU in iterations that followed the plan, by its counter.
+        used_j: energy of the GPU in iterations that followed the plan itself, and not a slower one
+            of its ladder, by its counter.
         planned_j: the same by the profile.
         baseline_j: by the profile at the highest clocks.
     """
@@ -193,9 +194,9 @@ class StatusFile:
             case Mismatch():
                 pass  # only the first one is logged; steps say how many there were
 
-    def unfollowed(self, reason: str, count: int = 1) -> None:
-        """Iterations did not follow the plan."""
-        self._unfollowed[reason] += count
+    def count_unfollowed(self, reason: str) -> None:
+        """An iteration did not follow the plan."""
+        self._unfollowed[reason] += 1
         self._set(unfollowed=dict(self._unfollowed))
 
     def close(self) -> None:
@@ -226,7 +227,8 @@ class StatusFile:
         )
 
     def _set(self, **changes: object) -> None:
-        with self._lock:  # the thread of the run log counts, and that of the file notes requests
+        # The threads of training and of the run log count, and that of the file notes requests.
+        with self._lock:
             self.status = self.status.model_copy(update=changes)
 
     def _run(self) -> None:

@@ -25,7 +25,7 @@ class OperationSpan(NamedTuple):
     Attributes:
         begin: of the operation.
         end: of the operation.
-        request_id: the number of the request that its clock goes back to; 0: there was none.
+        request_id: the number of the request that set the clock it ran at; 0: there was none.
     """
 
     begin: Timestamp

@@ -24,7 +24,7 @@ _MAX_TIME_DEVIATION: Final = 0.2
 
 @dataclass(frozen=True)
 class EnergyTotals:
-    """Energy of the steps so far that followed the plan, J; None where it is not known.
+    """Energy of the steps so far that followed the plan itself, J; None where it is not known.
 
     Attributes:
         used_j: by the GPU's own counter.

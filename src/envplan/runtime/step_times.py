@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from envplan.runtime.ask_ahead import OperationTime
+from envplan.runtime.ask_ahead import WaitAndDuration
 from envplan.runtime.runlog import ChangeTimes, OperationTimes
 from envplan.runtime.step_accounting import AccountedStep, OperationSpan
 from envplan.runtime.timestamps import seconds_between
@@ -37,13 +37,13 @@ def span_times(spans: Sequence[OperationSpan]) -> list[SpanTime]:
     return times
 
 
-def waits_and_durations(times: Sequence[SpanTime]) -> list[OperationTime]:
+def waits_and_durations(times: Sequence[SpanTime]) -> list[WaitAndDuration]:
     """The times of a step's operations, as timers count them."""
     shown = []
     previous_end_s = 0.0
     for time in times:
         wait_ns = max(0, round(1e9 * (time.begin_s - previous_end_s)))
-        shown.append(OperationTime(wait_ns, round(1e9 * time.duration_s)))
+        shown.append(WaitAndDuration(wait_ns, round(1e9 * time.duration_s)))
         previous_end_s = time.end_s
     return shown
 

@@ -71,4 +71,5 @@ def num_before_reduction(operations: Sequence[OperationKey]) -> int:
         for position, operation in enumerate(operations)
         if operation.instruction.startswith("backward")
     }
-    return min(last_backward.values(), default=0) or len(operations)
+    num_before = min(last_backward.values(), default=0)
+    return num_before if num_before > 0 else len(operations)

@@ -12,7 +12,7 @@ A class index is a class's place in that order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Final, NamedTuple
 
 import numpy as np
@@ -175,7 +175,7 @@ class RequestClasses(Mapping[str, RequestClass]):
 
     def serves(self, pool_class: str, request_class: str) -> bool:
         """Whether a class's pool may serve requests of another: they are longer in no respect."""
-        return self[pool_class].bounds.cover(self[request_class].bounds)
+        return self.index(pool_class) in _hosts_of_each(self._bounds)[self.index(request_class)]
 
     def hosts(self, name: str, *, merge: bool = True) -> list[str]:
         """The classes whose pools may serve a class, itself first; without `merge` only itself."""
@@ -222,8 +222,8 @@ class RequestClasses(Mapping[str, RequestClass]):
         ]
 
     @cached_property
-    def _bounds(self) -> list[LengthBounds]:
-        return [request_class.bounds for request_class in self.values()]
+    def _bounds(self) -> tuple[LengthBounds, ...]:
+        return tuple(request_class.bounds for request_class in self.values())
 
     @cached_property
     def _input_bounds(self) -> FloatArray:
@@ -247,6 +247,15 @@ class RequestClasses(Mapping[str, RequestClass]):
                 takes = (bounds.cover(longest) for bounds in self._bounds)
                 cells[row, column] = list(takes).index(True)
         return cells
+
+
+@lru_cache
+def _hosts_of_each(bounds: tuple[LengthBounds, ...]) -> list[frozenset[int]]:
+    """For each class of these bounds, the indices of those that take all that it takes."""
+    return [
+        frozenset(index for index, host in enumerate(bounds) if host.cover(of_class))
+        for of_class in bounds
+    ]
 
 
 def _finite(bounds: Iterable[float]) -> FloatArray:

@@ -256,8 +256,7 @@ class FleetController:
 
     def counts_so_far(self) -> RequestCounts:
         """Numbers of the requests that are over."""
-        counts_by_class = self._engine.results()[2]
-        return RequestCounts(*counts_by_class.sum(axis=0).tolist())
+        return RequestCounts(*self._engine.counts().sum(axis=0).tolist())
 
     def finish_and_count(self) -> RequestCounts:
         """Serve what is left after the trace; this is quicker than all results."""
@@ -365,6 +364,8 @@ class FleetController:
 
     def _ranked_pools(self, fleet: Fleet, request_class: str) -> list[str]:
         """All pools: first those that can serve a class within its SLO, lower ones first."""
+        if len(fleet.pools) == 1:
+            return list(fleet.pools)
         classes = self.observed.profile.classes
         slo = classes[request_class].slo
         order = [*classes.hosts(request_class), *reversed(classes.names)]

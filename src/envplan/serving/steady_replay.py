@@ -166,8 +166,10 @@ def _draw_trace(load: SteadyLoad, classes: RequestClasses, duration_s: float, se
     names = list(load.requests_s)
     shares = np.array([load.requests_s[name] for name in names]) / load.total_requests_s
     numbers = np.array([classes.index(name) for name in names], dtype=np.uint8)
-    random = np.random.default_rng((seed, 1))
-    drawn = random.choice(len(names), size=len(arrival_s), p=shares)
+    drawn = np.zeros(len(arrival_s), dtype=np.int64)
+    if len(names) > 1:
+        random = np.random.default_rng((seed, 1))
+        drawn = random.choice(len(names), size=len(arrival_s), p=shares)
     return Trace(
         name="steady load",
         arrival_s=arrival_s,

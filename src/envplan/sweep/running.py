@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envplan._io.documents import Model
-from envplan._io.files import AnyPath, append_whole, check_writable, exists, is_file
+from envplan._io.files import (
+    AnyPath,
+    append_whole,
+    check_writable,
+    exists,
+    is_file,
+    read_bounded,
+)
+from envplan._io.tables import MAX_TABLE_BYTES
 from envplan.errors import EnvplanError, InputError
 from envplan.pipeline import traits
 from envplan.profile import Profile
@@ -147,6 +155,19 @@ def open_journal(path: AnyPath, *, fresh: bool = False) -> Iterator[Journal]:
         if not whole_lines:
             journal.append(_HEADER)
         yield journal
+
+
+def read_journal(path: AnyPath) -> list[SweepRow]:
+    """The rows in a journal, which is left as it is; a line that was torn off is none.
+
+    Raises:
+        InputError: it is no journal (names the line).
+    """
+    lines = read_bounded(path, MAX_TABLE_BYTES).splitlines(keepends=True)
+    whole_lines = [line for line in lines if line.endswith(b"\n")]
+    if whole_lines[:1] != [_HEADER]:
+        raise _not_a_journal(path, 1)
+    return [entry.row for entry in _read_entries(whole_lines, path)]
 
 
 def _lock(file: FileIO, path: AnyPath) -> None:

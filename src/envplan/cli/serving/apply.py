@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from envplan._io.files import read_bounded
+from envplan._io.files import atomic_write, read_bounded
 from envplan._io.words import counted
 from envplan.cli import output as ui
 from envplan.cli.invocation import invocation
 from envplan.cli.serving.service import FLEET
 from envplan.cli.shared import OUTPUT, Force, MovedProfile
-from envplan.cli.types import InputFile, OutputFile, quantity
+from envplan.cli.tables import table_columns
+from envplan.cli.types import InputFile, OutputFile, either, one_of, parser_of, quantity
 from envplan.enforce.freqplan import StageClocks
 from envplan.enforce.supported_clocks import parse_clocks
+from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.serving.apply import ServingApplied
+    from envplan.serving.orchestrators import Deployment
 
 _MOST_NAMED: Final = 8
+_CLOCKS: Final = "clocks"
+_FORMATS: Final = (_CLOCKS, "dynamo", "production-stack", "keda")
+#: A panel of `--help`.
+_ORCHESTRATOR: Final = "Orchestrator"
+
+
+def _parse_name(text: str, option: str) -> str:
+    """A name that Kubernetes takes."""
+    if re.fullmatch("[a-z]([-a-z0-9]{0,20}[a-z0-9])?", text) is None:
+        raise InputError(
+            f"{option} must be at most 22 small letters, digits and dashes, as in my-fleet, not "
+            f"{text!r}"
+        )
+    return text
+
+
+def _parse_image(text: str, option: str) -> str:
+    """An image and its tag."""
+    if re.fullmatch(r"[^\s:]+(:[0-9]+/[^\s:]+)?:[\w.-]+", text) is None:
+        raise InputError(f"{option} must be as in vllm/vllm-openai:latest, not {text!r}")
+    return text
 
 
 def apply(
@@ -31,6 +58,7 @@ def apply(
         typer.Argument(metavar="PLAN", help="The plan of `envplan serving solve`."),
         InputFile(),
     ] = Path("serving-plan.json"),
+    *,
     gpus_per_node: Annotated[
         int,
         typer.Option(
@@ -49,17 +77,64 @@ def apply(
     ] = None,
     profile: MovedProfile = None,
     force: Force = False,
+    format: Annotated[  # noqa: A002  (the option's name)
+        str,
+        typer.Option(
+            rich_help_panel=OUTPUT,
+            metavar="NAME",
+            help=f"{either(_FORMATS)}: clocks for `serving hold`, a DynamoGraphDeployment of "
+            "NVIDIA Dynamo, values for the Helm chart of vLLM's production stack, or ScaledObjects "
+            "of KEDA for its deployments.",
+            parser=one_of(*_FORMATS),
+        ),
+    ] = _CLOCKS,
+    name: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=_ORCHESTRATOR,
+            metavar="NAME",
+            help="Of Dynamo's graph, or of the Helm release.",
+            parser=parser_of(_parse_name),
+        ),
+    ] = "vllm",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_ORCHESTRATOR,
+            metavar="NAME",
+            help="What vLLM loads, as in org/name; for production-stack.",
+            show_default=False,
+        ),
+    ] = None,
+    image: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=_ORCHESTRATOR,
+            metavar="REPOSITORY:TAG",
+            help="Of vLLM; for production-stack.",
+            parser=parser_of(_parse_image),
+        ),
+    ] = "vllm/vllm-openai:latest",
+    prometheus: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=_ORCHESTRATOR,
+            metavar="URL",
+            help="Where KEDA asks for vLLM's metrics.",
+        ),
+    ] = "http://prometheus-operated.monitoring.svc:9090",
     output: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "-o",
             "--output",
             rich_help_panel=OUTPUT,
             metavar="FILE",
-            help="Where the clocks go.",
+            help="Where it goes; default: serving.clocks.json, or by the format's name.",
+            show_default=False,
             parser=OutputFile(),
         ),
-    ] = Path("serving.clocks.json"),
+    ] = None,
 ) -> None:
     """Put a plan's instances on nodes and GPUs.
 
@@ -69,8 +144,11 @@ def apply(
     Example:
       envplan serving apply serving-plan.json
       envplan serving apply --gpus-per-node 16 -o fleet.clocks.json
+      envplan serving apply --format dynamo
+      envplan serving apply --format keda --name my-release
     """
     from envplan.serving.apply import apply_serving_plan
+    from envplan.serving.orchestrators import ORCHESTRATORS, FleetOrder, deployments_of
     from envplan.serving.plan import ServingPlan
 
     serving_plan = ServingPlan.load(plan)
@@ -84,14 +162,63 @@ def apply(
         force=force,
         plan_sha256=sha256(read_bounded(plan)).hexdigest(),
     )
-    applied.save(output)
     _warn_of_unproven(applied)
+    if format == _CLOCKS:
+        _answer_with_clocks(applied, output)
+        return
+    order = FleetOrder(
+        name=name,
+        model=model,
+        image=image,
+        prometheus=prometheus,
+        plan_sha256=applied.plan_sha256,
+        deployments=deployments_of(serving_plan, serving_profile, applied),
+    )
+    orchestrator = ORCHESTRATORS[format]
+    text = orchestrator.text(order)
+    file = _file_of(output, orchestrator.default_output)
+    atomic_write(file, text)
     ui.answer(
-        lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)},
+        lambda: {"file": str(file), "format": format, "document": json.loads(text)},
+        lambda: _print_deployments(order.deployments),
+        next_command=[*orchestrator.command(order), str(file)],
+    )
+
+
+def _answer_with_clocks(applied: ServingApplied, output: Path | None) -> None:
+    file = _file_of(output, Path("serving.clocks.json"))
+    applied.save(file)
+    ui.answer(
+        lambda: {"clocks": str(file), **applied.model_dump(by_alias=True)},
         lambda: _print(applied),
         closing="on each node K",
-        next_command=["envplan", "serving", "hold", str(output), "--node", "0"],
+        next_command=["envplan", "serving", "hold", str(file), "--node", "0"],
     )
+
+
+def _file_of(output: Path | None, default: Path) -> Path:
+    """The file that is written: that of --output, or else another."""
+    if output is not None:
+        return output
+    invocation().will_write(default)
+    return default
+
+
+def _print_deployments(deployments: Sequence[Deployment]) -> None:
+    """A row for each deployment."""
+    headers = ("deployment", "classes", "replicas", "GPUs each", "MHz", "W a GPU at most")
+    rows = [
+        [
+            deployment.name,
+            " + ".join(deployment.classes),
+            str(deployment.replicas),
+            str(deployment.tp),
+            str(deployment.clock_mhz),
+            str(deployment.power_limit_w),
+        ]
+        for deployment in deployments
+    ]
+    ui.show_table("", table_columns(headers, rows, num_texts=2))
 
 
 def _warn_of_unproven(applied: ServingApplied) -> None:

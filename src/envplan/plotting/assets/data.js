@@ -77,7 +77,8 @@
  *   of the time waited, mean MHz, changes of clock
  * @typedef {[number, number, number, number, string]} PartSpan - begin, end, MHz, W, name
  * @typedef {[number, number, number, number]} TimelineBubble - stage, begin, end, usable time
- * @typedef {{label: string, from_zero: boolean, lines: ?number[][]}} SeriesPanel - null: no value
+ * @typedef {{label: string, from_zero: boolean, highest: ?number, lines: ?number[][]}} SeriesPanel - null: no
+ *   value
  * @typedef {{times: number[], label: string, panels: SeriesPanel[], names: string[],
  *   colours: string[], dashes: string[]}} SeriesChart - names, colours and dashes are of the lines
  */

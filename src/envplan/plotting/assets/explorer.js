@@ -81,9 +81,10 @@ function explorerElements(host, data) {
 // How far the slider reaches: soon after T_star, and as far as T_max only for a straggler.
 function rangeOfExplorer(frontier) {
   const { baseline, t_star: tStar, t_max: tMax, straggler, slower } = frontier;
-  const near = Math.max(tStar * 1.12, baseline.time * 1.05);
+  const fastest = Math.min(baseline.time, frontier.t_min);
+  const near = Math.max(tStar + (tStar - fastest) / 2, baseline.time * 1.05);
   const slowest = Math.max(near, straggler || 0, slower.length ? tMax : 0);
-  return { fastest: Math.min(baseline.time, frontier.t_min), near, slowest };
+  return { fastest, near, slowest };
 }
 
 // A page about a plan opens on it; one about a straggler opens at its time.

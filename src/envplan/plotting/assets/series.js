@@ -51,11 +51,12 @@ function drawPanel(canvas, data, panel, k, width, cursors) {
 
 function scalesOfPanel(times, panel, area) {
   const values = panel.lines.flat().filter((value) => value !== null);
-  const high = largest(values), low = panel.from_zero ? 0 : smallest(values);
+  const high = panel.highest ?? largest(values), low = panel.from_zero ? 0 : smallest(values);
   const room = (high - low || 1) * 0.06;
+  const top = panel.highest ?? high + room;
   return {
     x: scale(0, times[times.length - 1] || 1, area.left, area.right),
-    y: scale(panel.from_zero ? 0 : low - room, high + room, area.bottom, area.top),
+    y: scale(panel.from_zero ? 0 : low - room, top, area.bottom, area.top),
   };
 }
 

@@ -78,7 +78,7 @@ function timelineElements(host, data) {
   for (const [value, text] of COLOUR_QUANTITIES) html(select, "option", "", text).value = value;
   const search = html(controls, "input", "search");
   search.type = "search";
-  search.placeholder = "Find: backward 3 stage 2";
+  search.placeholder = "Find: backward 3";
   search.setAttribute("aria-label", "Find operations by kind, microbatch and stage");
   const found = html(controls, "span", "found");
   found.setAttribute("aria-live", "polite");

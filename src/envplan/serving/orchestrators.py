@@ -1,0 +1,313 @@
+"""A serving plan for those who start instances: NVIDIA Dynamo, and vLLM's production stack.
+
+Each group of alike instances of a plan is a deployment with so many replicas. Pods carry their
+clock and power limit as annotations. Files are JSON, which kubectl and Helm take as they take YAML.
+
+Dynamo: a DynamoGraphDeployment (nvidia.com/v1beta1) with a component for each group. Its power
+agent sets the limit that the annotation says, which Dynamo's planner writes, too. vLLM's production
+stack: values of its Helm chart, and a ScaledObject of KEDA (keda.sh/v1alpha1) for each of its
+deployments.
+
+A new format is a function from a FleetOrder to a document, and a row of ORCHESTRATORS.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from envplan.errors import InputError
+from envplan.serving.performance import Configuration
+from envplan.serving.plan import Group, Pool, ServingPlan
+from envplan.serving.profile import ServingProfile
+from envplan.serving.steady_state import CurveKey
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from envplan.serving.apply import ServingApplied
+
+#: Watts of each GPU of a pod: what Dynamo's planner writes and its power agent sets.
+DYNAMO_POWER_LIMIT: Final = "dynamo.nvidia.com/gpu-power-limit"
+#: Our own annotations of pods: MHz, W of each GPU, and names of classes.
+CLOCK: Final = "envplan/gpu-clock-mhz"
+POWER_LIMIT: Final = "envplan/gpu-power-limit-w"
+CLASSES: Final = "envplan/classes"
+PLAN: Final = "envplan/plan-sha256"
+
+_MAX_NAME: Final = 40  # of a deployment; 63 with what orchestrators put before and behind it
+_GPU: Final = "nvidia.com/gpu"
+#: What pods of vLLM request beside GPUs: the Helm chart wants it said.
+_CPUS_PER_GPU: Final = 4
+_GIB_PER_GPU: Final = 16
+
+Document = dict[str, "JsonValue"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """Alike instances, as an orchestrator knows them.
+
+    Attributes:
+        name: a DNS label, unlike that of any other deployment of the plan.
+        classes: names of the request classes that come to it.
+        replicas: instances of the plan.
+        most_replicas: the same, and those for which there are GPUs left.
+        tp: GPUs of each.
+        clock_mhz: to be set.
+        power_limit_w: of each GPU: the most that it draws at that clock, by the profile. A limit
+            instead of the clock holds the power, not the clock.
+        requests_inside: requests that run or wait in an instance at the planned load, on average,
+            by its load curve.
+    """
+
+    name: str
+    classes: list[str]
+    replicas: int
+    most_replicas: int
+    tp: int
+    clock_mhz: int
+    power_limit_w: int
+    requests_inside: float
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Of its pods; the words are ours."""
+        return {
+            CLOCK: str(self.clock_mhz),
+            POWER_LIMIT: str(self.power_limit_w),
+            CLASSES: ",".join(self.classes),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOrder:
+    """What an orchestrator is to start.
+
+    Attributes:
+        name: of the graph, or of the Helm release.
+        model: that is served, as the engine is to load it.
+        image: of vLLM.
+        prometheus: URL of the server that has vLLM's metrics.
+        plan_sha256: of the plan's file.
+        deployments: all instances of the plan.
+    """
+
+    name: str
+    model: str | None
+    image: str
+    prometheus: str
+    plan_sha256: str
+    deployments: list[Deployment]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orchestrator:
+    """A format for one who starts instances.
+
+    Attributes:
+        default_output: the file that is written where users name none.
+        document: makes its content.
+        command: what is to be done with the file, which comes last.
+    """
+
+    default_output: Path
+    document: Callable[[FleetOrder], Document]
+    command: Callable[[FleetOrder], list[str]]
+
+    def text(self, order: FleetOrder) -> str:
+        """The content of the file."""
+        return json.dumps(self.document(order), indent=2, allow_nan=False) + "\n"
+
+
+def deployments_of(
+    plan: ServingPlan, profile: ServingProfile, applied: ServingApplied
+) -> list[Deployment]:
+    """The groups of a plan as deployments.
+
+    Args:
+        plan: the plan.
+        profile: what it was made from.
+        applied: the clocks that its GPUs are to be set to.
+    """
+    clocks_mhz = {instance.planned_mhz: instance.clock_mhz for instance in applied.instances}
+    names = set[str]()
+    deployments = []
+    for pool in plan.pools:
+        for group in pool.groups:
+            name = _unused_name(f"{pool.request_class}-tp{group.tp}-{group.frequency_mhz}", names)
+            names.add(name)
+            spare = (plan.request.gpus - plan.gpus) // group.tp
+            deployments.append(
+                Deployment(
+                    name=name,
+                    classes=pool.classes,
+                    replicas=group.instances,
+                    most_replicas=group.instances + spare,
+                    tp=group.tp,
+                    clock_mhz=clocks_mhz[group.frequency_mhz],
+                    power_limit_w=_highest_w(profile, group),
+                    requests_inside=_requests_inside(profile, pool, group),
+                )
+            )
+    return deployments
+
+
+def _unused_name(text: str, used: set[str]) -> str:
+    """A DNS label like a text."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[-_MAX_NAME:].strip("-")
+    if not name[0].isalpha():
+        name = f"p-{name}"
+    number, candidate = 2, name
+    while candidate in used:
+        candidate, number = f"{name}-{number}", number + 1
+    return candidate
+
+
+def _highest_w(profile: ServingProfile, group: Group) -> int:
+    """The most that a GPU of a group draws in any iteration, rounded up."""
+    performance = profile.performance[Configuration(group.tp, group.frequency_mhz)]
+    highest_w = max(performance.prompt_w.max(), performance.step_w.max(), performance.context_w)
+    return math.ceil(float(highest_w) / group.tp)
+
+
+def _requests_inside(profile: ServingProfile, pool: Pool, group: Group) -> float:
+    """Requests in an instance at its planned load: their rate times how long each is there."""
+    request_class = profile.classes[pool.request_class]
+    curve = profile.curves[CurveKey(pool.request_class, group.tp, group.frequency_mhz)]
+    latencies = curve.latencies_at(group.load_tokens_s)
+    stays_s = latencies.ttft_s + (request_class.output_tokens - 1) * latencies.tbt_s
+    return max(1.0, group.load_tokens_s / request_class.tokens * stays_s)
+
+
+def _dynamo_graph(order: FleetOrder) -> Document:
+    """A DynamoGraphDeployment with a component for each deployment.
+
+    Applied on the server's side it sets replicas, GPUs and annotations of the components of these
+    names, and leaves alone what it does not name.
+    """
+    components: list[JsonValue] = []
+    for deployment in order.deployments:
+        annotations: Document = {
+            DYNAMO_POWER_LIMIT: str(deployment.power_limit_w),
+            **deployment.annotations,
+        }
+        container: Document = {
+            "name": "main",
+            "resources": {"limits": {_GPU: str(deployment.tp)}},
+        }
+        components.append(
+            {
+                "name": deployment.name,
+                "type": "worker",
+                "replicas": deployment.replicas,
+                "podTemplate": {
+                    "metadata": {"annotations": annotations},
+                    "spec": {"containers": [container]},
+                },
+            }
+        )
+    return {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": order.name, "annotations": {PLAN: order.plan_sha256}},
+        "spec": {"components": components},
+    }
+
+
+def _production_stack(order: FleetOrder) -> Document:
+    """Values for the Helm chart of vLLM's production stack: a modelSpec for each deployment."""
+    if order.model is None:
+        raise InputError("which model shall vLLM load? Say --model, as in --model org/name")
+    repository, _, tag = order.image.rpartition(":")
+    model_specs: list[JsonValue] = []
+    for deployment in order.deployments:
+        annotations: Document = {**deployment.annotations}
+        model_specs.append(
+            {
+                "name": deployment.name,
+                "repository": repository,
+                "tag": tag,
+                "modelURL": order.model,
+                "replicaCount": deployment.replicas,
+                "requestCPU": _CPUS_PER_GPU * deployment.tp,
+                "requestMemory": f"{_GIB_PER_GPU * deployment.tp}Gi",
+                "requestGPU": deployment.tp,
+                "podAnnotations": annotations,
+                "vllmConfig": {"tensorParallelSize": deployment.tp},
+            }
+        )
+    return {"servingEngineSpec": {"modelSpec": model_specs}}
+
+
+def _scaled_objects(order: FleetOrder) -> Document:
+    """A ScaledObject for each deployment of vLLM's production stack.
+
+    As many replicas are wanted as leave each with no more requests than it has at its planned load,
+    but no fewer than the plan has.
+    """
+    scaled: list[JsonValue] = []
+    for deployment in order.deployments:
+        target = f"{order.name}-{deployment.name}-deployment-vllm"
+        trigger: Document = {
+            "type": "prometheus",
+            "metricType": "AverageValue",
+            "metadata": {
+                "serverAddress": order.prometheus,
+                "query": _requests_query(target),
+                "threshold": f"{deployment.requests_inside:.4g}",
+            },
+        }
+        annotations: Document = {**deployment.annotations, PLAN: order.plan_sha256}
+        scaled.append(
+            {
+                "apiVersion": "keda.sh/v1alpha1",
+                "kind": "ScaledObject",
+                "metadata": {
+                    "name": f"{order.name}-{deployment.name}",
+                    "annotations": annotations,
+                },
+                "spec": {
+                    "scaleTargetRef": {
+                        "apiVersion": "apps/v1",
+                        "kind": "Deployment",
+                        "name": target,
+                    },
+                    "minReplicaCount": deployment.replicas,
+                    "maxReplicaCount": deployment.most_replicas,
+                    "triggers": [trigger],
+                },
+            }
+        )
+    return {"apiVersion": "v1", "kind": "List", "items": scaled}
+
+
+def _requests_query(target: str) -> str:
+    """Requests that run or wait in the pods of a deployment, in PromQL."""
+    pods = f'{{pod=~"{target}-.*"}}'
+    return f"sum(vllm:num_requests_running{pods}) + sum(vllm:num_requests_waiting{pods})"
+
+
+#: Formats by the name that users type.
+ORCHESTRATORS: Final[Mapping[str, Orchestrator]] = {
+    "dynamo": Orchestrator(
+        default_output=Path("serving.dynamo.json"),
+        document=_dynamo_graph,
+        command=lambda order: ["kubectl", "apply", "--server-side", "-f"],
+    ),
+    "production-stack": Orchestrator(
+        default_output=Path("serving.values.json"),
+        document=_production_stack,
+        command=lambda order: ["helm", "upgrade", "--install", order.name, "vllm/vllm-stack", "-f"],
+    ),
+    "keda": Orchestrator(
+        default_output=Path("serving.keda.json"),
+        document=_scaled_objects,
+        command=lambda order: ["kubectl", "apply", "-f"],
+    ),
+}
