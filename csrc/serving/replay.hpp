@@ -95,8 +95,8 @@ class Replay {
   double now() const { return now_; }
   const std::vector<Instance>& instances() const { return instances_; }
   const SlotSeries& series() const { return series_; }
-  // Energy of the instances of each pool, J, by its number. What an instance that moves draws counts
-  // for its new pool from its last event on.
+  // Energy of the instances of each pool, J, by its number. What an instance that moves draws
+  // counts for its new pool from its last event on.
   const std::vector<double>& pool_energy() const { return pool_energy_; }
   const Tally& tally() const { return tally_; }
   int64_t clock_changes() const { return clocks_.changes(); }
