@@ -121,8 +121,11 @@ def test_a_fleet_with_roles_is_planned_applied_proved_and_replayed(tmp_path: Pat
         *("--gpus", 30),
     )
     assert replayed["slo_attainment"] > 0.99
-    refused = inside("apply", "--format", "dynamo", "--clocks", "1000,2000")
-    assert_refused(refused, 2, "plan without --disaggregated")
+    graph = answered("apply", "--format", "dynamo", "--clocks", "1000,2000")["document"]
+    types = [component["type"] for component in graph["spec"]["components"]]
+    assert types == ["prefill", "decode"]
+    refused = inside("apply", "--format", "keda", "--clocks", "1000,2000")
+    assert_refused(refused, 2, "--format dynamo writes such plans")
 
 
 def test_apply_warns_where_a_slower_clock_leaves_an_slo_unproven() -> None:
