@@ -83,7 +83,7 @@ docs: $(VENV)/.installed-docs
 package: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct)
 package: $(VENV)/.installed-package
 	rm -rf dist build/clean
-	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --no-isolation --outdir dist
 	$(BIN)/twine check --strict dist/*
 	cd dist && sha256sum *.tar.gz *.whl > SHA256SUMS
 	$(PYTHON) -m venv build/clean
@@ -158,16 +158,19 @@ compat: $(VENV)/.installed-test
 gpu: $(VENV)/.installed-test
 	$(BIN)/python -m tools.gpu_page docs/gpu.md $(SET_CLOCKS)
 
-# The lock file anew, for every Python and system that envplan supports.
+# The lock files anew, for every Python and system that envplan supports: what builds envplan, and
+# what developing it takes.
+UV_COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes
 lock: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra yaml \
-		--group test --group docs --group package --group lint -o requirements/dev.txt pyproject.toml
+	$(UV_COMPILE) --extra yaml --group test --group docs --group package --group lint --group build \
+		-o requirements/dev.txt pyproject.toml
+	$(UV_COMPILE) --group pyproject.toml:build --constraint requirements/dev.txt -o requirements/build.txt
 
-# Known faults of what the lock file names.
+# Known faults of what the lock files name.
 audit: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet pip-audit
-	$(BIN)/pip-audit --require-hashes --disable-pip -r requirements/dev.txt
+	$(BIN)/pip-audit --require-hashes --disable-pip -r requirements/build.txt -r requirements/dev.txt
 
 clean:
 	rm -rf $(VENV) build out
@@ -176,10 +179,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-# With LOCK=1, as in CI, all that is installed is what requirements/dev.txt names, by its hash.
-$(VENV)/.installed: $(BUILD_INPUTS) | $(BIN)/python
+# envplan is built by what requirements/build.txt names, by its hash. With LOCK=1, as in CI, all that
+# is installed beside it is what requirements/dev.txt names.
+$(VENV)/.installed: $(BUILD_INPUTS) requirements/build.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt
 	$(if $(LOCK),$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt)
-	$(BIN)/python -m pip install --quiet $(if $(LOCK),--no-deps) --editable .
+	$(BIN)/python -m pip install --quiet --no-build-isolation $(if $(LOCK),--no-deps) --editable .
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.installed

@@ -114,6 +114,12 @@ class Moves {
     return run;
   }
 
+  // Two runs may be parts of one that is longer than kLongestRun. Numbers ascend on a stage.
+  bool overlap(Run one, Run other) const {
+    if (op(one.first).stage != op(other.first).stage) return false;
+    return one.first <= other.last && other.first <= one.last;
+  }
+
   void change_clocks(Run run, Index to) {
     for (Index j = run.first;; j = op(j).after) {
       change_clock(j, to);
@@ -159,7 +165,7 @@ class Moves {
     const Index j = i + 1 + random_->below(kNeighbours);
     if (j >= problem_.num_operations || clock(i) == kNone || clock(j) == kNone) return;
     const Run one = run_of(i), other = run_of(j);
-    if (one.first == other.first) return;
+    if (overlap(one, other)) return;
     const bool higher = coin();
     const Index to = near(clock(i), higher);
     change_clocks(other, near(clock(j), !higher));

@@ -18,7 +18,7 @@ from envplan.check.files import check_file
 from envplan.errors import InputError
 from envplan.serving.profile import ServingProfile
 from fake_nvml import FakeNvml, fake_nvml
-from serving_helpers import write_profile
+from serving_helpers import rows_for_roles, write_profile
 from test_guard import wait_for
 
 __all__ = ["fake_nvml"]
@@ -88,6 +88,29 @@ def test_solve_apply_and_hold_in_a_row(tmp_path: Path) -> None:
     (tmp_path / "serving-plan.json").write_text(broken)
     with pytest.raises(InputError, match=r"the pools draw .* as stated"):
         check_file(tmp_path / "serving-plan.json")
+
+
+def test_a_fleet_with_roles_is_planned_applied_proved_and_replayed(tmp_path: Path) -> None:
+    write_profile(tmp_path / "my.csv", rows_for_roles([1]), kv_bytes_per_token=1e5)
+    solved = inside("solve", "my.csv", "--load", "MM=5000", "--gpus", 30, "--disaggregated")
+    says(solved.out, "pool and role", "MM prefill", "MM decode", "apart draws", "% less")
+    plan = json.loads((tmp_path / "serving-plan.json").read_text())
+    assert plan["asked"]["kv_link_bytes_s"] == 50e9
+    assert plan["predicted"]["apart"]["power_w"] < plan["predicted"]["together"]["power_w"]
+    assert check_file(tmp_path / "serving-plan.json").kind == "serving plan"
+    done("serving apply --clocks 1000,2000 -q")
+    clocks = json.loads((tmp_path / "serving.clocks.json").read_text())
+    assert [instance["role"] for instance in clocks["instances"]] == ["prefill", "decode"]
+    trace = ["timestamp,input_tokens,output_tokens"]
+    trace += [f"{second / 4:g},600,220" for second in range(400)]
+    (tmp_path / "trace.csv").write_text("\n".join(trace) + "\n")
+    replayed = answered(
+        *("simulate", "my.csv", "--trace", "trace.csv", "--fleet", "serving-plan.json"),
+        *("--gpus", 30),
+    )
+    assert replayed["slo_attainment"] > 0.99
+    refused = inside("apply", "--format", "dynamo", "--clocks", "1000,2000")
+    assert_refused(refused, 2, "plan without --disaggregated")
 
 
 def test_apply_warns_where_a_slower_clock_leaves_an_slo_unproven() -> None:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import statistics
 from fractions import Fraction
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from envplan.profile import (
     compose_options,
     cost_curve,
 )
+from envplan.profile.reading import _variance
 from envplan.profile.summary import ProfileSummary
 from envplan.units import ENERGY_UNITS_PER_J, MAX_INTEGER
 
@@ -548,3 +550,14 @@ def test_a_latency_that_cannot_be_is_refused(tmp_path: Path, latency: object, sa
         read(tmp_path, HEADER + STAGE_0)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=12))
+def test_variances_are_those_of_statistics(values: list[float]) -> None:
+    expected = statistics.variance(values)
+    assert _variance(values) == pytest.approx(expected, rel=1e-9, abs=1e-18 * max(values) ** 2)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-9, 123.456])
+def test_equal_values_have_no_variance(value: float) -> None:
+    assert _variance([value] * 3) == 0

@@ -79,11 +79,16 @@ class FrontierCurve(NamedTuple):
     slopes_10uw: list[int]
     energies_10fj: list[int]
 
+    def first_breakpoint_from(self, time_ns: int) -> int:
+        """Index of the earliest breakpoint that is not before a time within."""
+        return int(np.searchsorted(self.times_ns, time_ns))
+
 
 class TracedInterval:
     """An interval of a frontier, which can be extended downwards.
 
-    It consists of traces, each of which goes on where the one before ends or a little above.
+    It consists of traces, each of which goes on where the one before ends or a little above. A lock
+    lets threads read it while another extends it.
 
     Attributes:
         traces: the latest first.
@@ -93,13 +98,15 @@ class TracedInterval:
         self.traces = [trace]
         self._starts = starts
         self._curve: FrontierCurve | None = None
+        self._lock = RLock()
 
     @property
     def curve(self) -> FrontierCurve:
         """The part of the curve traced so far."""
-        if self._curve is None:
-            self._curve = self._joined_curve()
-        return self._curve
+        with self._lock:
+            if self._curve is None:
+                self._curve = self._joined_curve()
+            return self._curve
 
     @property
     def earliest_ns(self) -> int:
@@ -113,52 +120,53 @@ class TracedInterval:
 
     def extend_to(self, time_ns: int, progress: Progress | None = None) -> None:
         """Trace down to a time, or to T_min."""
-        if self.earliest_ns <= time_ns:
-            return
-        trace = self.traces[-1]
-        if isinstance(trace, ExtendedTrace):
-            trace = trace.solver_near_end().trace()
-            self.traces.append(trace)
-            self._curve = None
-        if self.earliest_ns > max(time_ns, trace.min_time):
-            trace.extend(time_ns, progress)
-            self._curve = None
+        with self._lock:
+            if self.earliest_ns <= time_ns:
+                return
+            trace = self.traces[-1]
+            if isinstance(trace, ExtendedTrace):
+                trace = trace.solver_near_end().trace()
+                self.traces.append(trace)
+                self._curve = None
+            if self.earliest_ns > max(time_ns, trace.min_time):
+                trace.extend(time_ns, progress)
+                self._curve = None
 
     def attach(self, earlier: TracedInterval, progress: Progress | None = None) -> None:
         """Trace down to where another interval begins, and take that in.
 
         One that begins above the last trace of this is ignored.
         """
-        if earlier.latest_ns > self.traces[-1].start_time:
-            return
-        self.extend_to(earlier.latest_ns, progress)
-        self.traces += earlier.traces
-        self._curve = None
+        with self._lock:
+            if earlier.latest_ns > self.traces[-1].start_time:
+                return
+            self.extend_to(earlier.latest_ns, progress)
+            self.traces += earlier.traces
+            self._curve = None
 
     def energy_10fj(self, time_ns: int) -> int:
         """Least relaxed energy at a time within, one GPU a stage, 10 fJ."""
-        times_ns, slopes_10uw, energies_10fj = self.curve
-        k = self._first_breakpoint_from(time_ns)
-        before_ns = int(times_ns[k]) - time_ns
+        curve = self.curve
+        k = curve.first_breakpoint_from(time_ns)
+        before_ns = int(curve.times_ns[k]) - time_ns
         # The slope is that of effective costs, without the power of waiting GPUs.
-        return energies_10fj[k] + (slopes_10uw[k] - self._starts.waiting_10uw) * before_ns
+        falls_10uw = curve.slopes_10uw[k] - self._starts.waiting_10uw
+        return curve.energies_10fj[k] + falls_10uw * before_ns
 
     def segment_below(self, time_ns: int) -> Segment:
         """The straight piece that ends at a time within, after the earliest."""
-        k = self._first_breakpoint_from(time_ns)
-        earlier_ns = int(self.curve.times_ns[k - 1])
-        return Segment(earlier_ns, time_ns, self.curve.slopes_10uw[k])
+        curve = self.curve
+        k = curve.first_breakpoint_from(time_ns)
+        earlier_ns = int(curve.times_ns[k - 1])
+        return Segment(earlier_ns, time_ns, curve.slopes_10uw[k])
 
     def optimum_at(self, time_ns: int) -> Optimum:
         """The optimum at a time within."""
-        for trace in reversed(self.traces):
-            if trace.start_time >= time_ns:
-                return trace.optimum_at(time_ns)
+        with self._lock:
+            for trace in reversed(self.traces):
+                if trace.start_time >= time_ns:
+                    return trace.optimum_at(time_ns)
         raise ValueError("the interval ends before this time")
-
-    def _first_breakpoint_from(self, time_ns: int) -> int:
-        """Index of the earliest breakpoint that is not before a time within."""
-        return int(np.searchsorted(self.curve.times_ns, time_ns))
 
     def _joined_curve(self) -> FrontierCurve:
         """The breakpoints of all traces, in ascending order."""

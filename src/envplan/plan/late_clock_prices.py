@@ -6,7 +6,6 @@ nothing but the microbatch share a price, and the first and last microbatches ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Final
 
@@ -29,15 +28,21 @@ PriceUw = Annotated[int, Field(ge=0, le=_MAX_PRICE_UW)]
 def precedences(pipeline: Pipeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The operations before and after each precedence, in the order of `pipeline.succ`."""
     numbers = np.arange(len(pipeline.operations))
-    before = np.repeat(numbers, np.diff(pipeline.succ_begin))
-    return before, pipeline.succ.astype(np.int64)
+    num_after = np.diff(pipeline.succ_begin)
+    before = np.repeat(numbers, num_after)
+    after = pipeline.succ.astype(np.int64)
+    return before, after
 
 
 def is_next_on_stage(pipeline: Pipeline) -> NDArray[np.bool_]:
     """Whether each precedence leads to the next operation of the same stage."""
     before, after = precedences(pipeline)
-    stage = np.repeat(np.arange(pipeline.num_stages), np.diff(pipeline.stage_begin))
-    is_next: NDArray[np.bool_] = (after == before + 1) & (stage[after] == stage[before])
+    stages = np.arange(pipeline.num_stages)
+    num_operations = np.diff(pipeline.stage_begin)
+    stage = np.repeat(stages, num_operations)
+    is_neighbour = after == before + 1
+    is_on_stage = stage[after] == stage[before]
+    is_next: NDArray[np.bool_] = is_neighbour & is_on_stage
     return is_next
 
 
@@ -58,11 +63,11 @@ class PriceClasses:
         self.num_ends = num_ends
         before, after = precedences(pipeline)
         microbatch = np.array([op.microbatch for op in pipeline.operations])
-        shapes = [(op.stage, op.instruction, op.chunk) for op in pipeline.operations]
-        numbers = {shape: number for number, shape in enumerate(sorted(set(shapes)))}
-        shape = np.array([numbers[shape] for shape in shapes])
+        shape = _shapes(pipeline)
         across = microbatch[after] - microbatch[before]
-        kinds = np.stack([shape[before], shape[after], across], axis=1).reshape(-1, 3)
+        columns = [shape[before], shape[after], across]
+        kinds = np.stack(columns, axis=1)
+        kinds = kinds.reshape(-1, 3)  # also where there are none
         distinct, kind = np.unique(kinds, axis=0, return_inverse=True)
         self.num_kinds = len(distinct)
         self._kind = kind.reshape(-1)
@@ -77,9 +82,11 @@ class PriceClasses:
         self, microbatches: NDArray[np.int64], num_microbatches: int
     ) -> NDArray[np.int64]:
         from_end = num_microbatches - microbatches
-        is_last = (from_end <= self.num_ends) & (microbatches >= self.num_ends)
-        positions = np.minimum(microbatches, self.num_ends)
-        return np.where(is_last, self.num_positions - from_end, positions)
+        is_near_end = from_end <= self.num_ends
+        is_first = microbatches < self.num_ends
+        from_beginning = np.minimum(microbatches, self.num_ends)
+        before_last = self.num_positions - from_end
+        return np.where(is_near_end & ~is_first, before_last, from_beginning)
 
     @cached_property
     def of_precedences(self) -> NDArray[np.int64]:
@@ -94,10 +101,19 @@ class PriceClasses:
 
     def mean(self, arcs_10uw: NDArray[np.int64]) -> NDArray[np.float64]:
         """The mean of some prices in each class, 0 where it has no precedence, (num_classes,)."""
-        sums, counts = np.zeros(self.num_classes), np.zeros(self.num_classes)
+        sums = np.zeros(self.num_classes)
+        counts = np.zeros(self.num_classes)
         np.add.at(sums, self.of_precedences, arcs_10uw)
         np.add.at(counts, self.of_precedences, 1)
         return sums / np.maximum(counts, 1)
+
+
+def _shapes(pipeline: Pipeline) -> NDArray[np.int64]:
+    """The number of each operation's stage, instruction and chunk among those that there are."""
+    shapes = [(op.stage, op.instruction, op.chunk) for op in pipeline.operations]
+    distinct = sorted(set(shapes))
+    numbers = {shape: number for number, shape in enumerate(distinct)}
+    return np.array([numbers[shape] for shape in shapes], np.int64)
 
 
 class LateClockPrices(Model):
@@ -131,16 +147,13 @@ class LateClockPrices(Model):
             InputError: the pipeline has other kinds of precedences.
         """
         classes = PriceClasses(pipeline, self.num_ends)
-        expected = [classes.num_positions] * classes.num_kinds
-        if _lengths(self.prices_uw) != expected:
+        lengths = [len(prices_uw) for prices_uw in self.prices_uw]
+        if lengths != [classes.num_positions] * classes.num_kinds:
             raise InputError(
                 "predicted.late_clock_prices.prices_uw does not have one row for each kind of "
                 f"precedence ({classes.num_kinds}) with one price for each position "
                 f"({classes.num_positions})"
             )
-        flat = np.array(self.prices_uw, np.int64).reshape(-1) // 10
-        return flat[classes.of_precedences]
-
-
-def _lengths(rows: Sequence[Sequence[int]]) -> list[int]:
-    return [len(row) for row in rows]
+        prices_uw = np.array(self.prices_uw, np.int64)
+        prices_10uw = prices_uw.reshape(-1) // 10
+        return prices_10uw[classes.of_precedences]

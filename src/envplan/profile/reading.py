@@ -331,11 +331,22 @@ def _median(repeats: Sequence[_Sample]) -> _Sample:
         row=repeats[0].row,
         time_s=statistics.median(times_s),
         energy_j=statistics.median(energies_j),
-        time_std_s=statistics.stdev(times_s),
-        energy_std_j=statistics.stdev(energies_j),
+        time_std_s=math.sqrt(_variance(times_s)),
+        energy_std_j=math.sqrt(_variance(energies_j)),
         rank=repeats[0].rank,
         num_rows=len(repeats),
     )
+
+
+def _variance(values: Sequence[float]) -> float:
+    """The variance of a sample of two values or more, as statistics.variance has it.
+
+    That one counts in fractions, which is most of the time that a profile of many ranks takes. Here
+    values are counted from the first of them, so that equal ones have a variance of 0.
+    """
+    deviations = [value - values[0] for value in values]
+    mean = math.fsum(deviations) / len(values)
+    return math.fsum((deviation - mean) ** 2 for deviation in deviations) / (len(values) - 1)
 
 
 def _part_costs(samples: _Samples) -> dict[OperationKey, PartCosts]:
@@ -414,7 +425,7 @@ def _time_spreads(samples: _Samples) -> dict[OptionKey, float]:
             continue
         times = [sample.time_s for sample in of_ranks]
         over_runs = statistics.fmean(std**2 for std in stds) if stds else 0.0
-        over_ranks = statistics.variance(times) if len(times) > 1 else 0.0
+        over_ranks = _variance(times) if len(times) > 1 else 0.0
         spread_s = math.sqrt(over_runs + over_ranks)
         spreads[OptionKey(*operation, *setting)] = spread_s / max(times)
     return spreads

@@ -32,6 +32,8 @@ __all__ = ["GivenTimes", "Window", "tails_ns"]
 
 #: How long the source and the sink take each; the kernel wants a time above 0.
 _LEAST_NS = 1
+#: The number of an operation that is not in the window.
+_OUTSIDE = -1
 
 Flags = NDArray[np.bool_]
 Indices = NDArray[np.int64]
@@ -71,10 +73,12 @@ class Window:
 
     def __init__(self, problem: Problem, rows: Rows, inside: Flags, times: GivenTimes) -> None:
         self._problem = problem
-        self.operations: Indices = np.flatnonzero(_with_neighbours(problem.pipeline, inside))
+        is_in_window = _with_neighbours(problem.pipeline, inside)
+        self.operations: Indices = np.flatnonzero(is_in_window)
         self._is_inside: Flags = inside[self.operations]
         own_rows = np.where(self._is_inside, rows[self.operations], 0)
-        self.rows: Rows = np.concatenate([own_rows, [0, 0]]).astype(np.int32)
+        source_and_sink = [0, 0]
+        self.rows: Rows = np.append(own_rows, source_and_sink).astype(np.int32)
         self.kernel = self._kernel_problem(rows, times)
 
     @property
@@ -84,7 +88,8 @@ class Window:
 
     def rows_of_changeable(self, rows: Rows) -> Rows:
         """Rows of the operations that may be changed, out of those of the window."""
-        return rows[: len(self.operations)][self._is_inside]
+        of_operations = rows[: len(self.operations)]
+        return of_operations[self._is_inside]
 
     def search(
         self,
@@ -114,20 +119,26 @@ class Window:
     def finishes_ns(self, rows: Rows) -> Times:
         """When the operations that may be changed end by rows of the window, int64, ns."""
         finishes_ns = self.kernel.replay(rows, 0, False)[1]
-        return finishes_ns[: len(self.operations)][self._is_inside]
+        of_operations = finishes_ns[: len(self.operations)]
+        return of_operations[self._is_inside]
 
     def _kernel_problem(self, rows: Rows, times: GivenTimes) -> _kernel.Problem:
         """The window for the kernel: its operations by stage, then source and sink, a stage too."""
         problem = self._problem
-        fixed_rows = problem.over_all(rows)[self.operations[~self._is_inside]]
+        fixed_operations = self.operations[~self._is_inside]
+        fixed_rows = problem.over_all(rows)[fixed_operations]
         tables = self._tables(len(fixed_rows))
         arcs = self._arcs(times)
         clocks = problem._row_clocks
 
         def and_single_rows(values: NDArray[Any], of_source_and_sink: int) -> NDArray[Any]:
             """Values of the rows of all tables."""
-            return np.concatenate([values, values[fixed_rows], [of_source_and_sink]])
+            of_fixed = values[fixed_rows]
+            return np.concatenate([values, of_fixed, [of_source_and_sink]])
 
+        requested = and_single_rows(clocks.requested, NO_CLOCK)
+        left = and_single_rows(clocks.left, NO_CLOCK)
+        nearest = np.concatenate([clocks.standing_in, tables.standing_in])
         return _kernel.Problem(
             order=self._order(times.rank),
             stage_begin=self._stage_begin(),
@@ -138,23 +149,27 @@ class Window:
             table_begin=tables.begin,
             time=and_single_rows(problem.time_ns, _LEAST_NS),
             energy=and_single_rows(problem.energy_10fj, 0),
-            clock=and_single_rows(clocks.requested, NO_CLOCK).astype(np.int32),
-            leaves=and_single_rows(clocks.left, NO_CLOCK).astype(np.int32),
-            nearest=np.concatenate([clocks.standing_in, tables.standing_in]).astype(np.int32),
-            waiting=np.concatenate([problem.blocking_power_10uw, [0]]),
+            clock=requested.astype(np.int32),
+            leaves=left.astype(np.int32),
+            nearest=nearest.astype(np.int32),
+            waiting=np.append(problem.blocking_power_10uw, 0),
         )
 
     def _order(self, rank: Times) -> Rows:
         """A topological order, int32 (n + 2,)."""
         before_all, after_all = -1, len(rank)
-        return np.argsort([*rank[self.operations], before_all, after_all]).astype(np.int32)
+        own_rank = rank[self.operations]
+        order = np.argsort([*own_rank, before_all, after_all])
+        return order.astype(np.int32)
 
     def _stage_begin(self) -> Rows:
         """Where each stage's operations begin; the last stage has the source and the sink."""
-        stage_sizes = np.bincount(
-            self._problem.stage[self.operations], minlength=self._problem.pipeline.num_stages
-        )
-        return np.cumsum([0, *stage_sizes, 2]).astype(np.int32)
+        stage_of_operation = self._problem.stage[self.operations]
+        num_stages = self._problem.pipeline.num_stages
+        stage_sizes = np.bincount(stage_of_operation, minlength=num_stages)
+        source_and_sink = 2
+        begins = np.cumsum([0, *stage_sizes, source_and_sink])
+        return begins.astype(np.int32)
 
     def _tables(self, num_fixed: int) -> _Tables:
         """The whole pipeline's tables, then those of a single row.
@@ -163,16 +178,24 @@ class Window:
             num_fixed: operations whose rows are fixed.
         """
         problem = self._problem
-        num_rows, num_tables = len(problem.time_ns), len(problem._table_begin) - 1
+        num_rows = len(problem.time_ns)
+        num_tables = len(problem._table_begin) - 1
         num_single = num_fixed + 1  # source and sink share one
         single_rows = num_rows + np.arange(num_single)
-        of_operation = np.concatenate([problem.table[self.operations], [0, 0]])
-        of_operation[np.flatnonzero(~self._is_inside)] = num_tables + np.arange(num_fixed)
-        of_operation[-2:] = num_tables + num_fixed
+        single_tables = num_tables + np.arange(num_single)
+
+        of_operation = problem.table[self.operations]
+        of_operation[~self._is_inside] = single_tables[:num_fixed]
+        of_source_or_sink = single_tables[num_fixed]
+        of_all = np.append(of_operation, [of_source_or_sink, of_source_or_sink])
+
+        single_ends = single_rows + 1
+        begin = np.concatenate([problem._table_begin, single_ends])
+        num_clocks = len(problem.clocks_mhz)
         return _Tables(
-            of_operation=of_operation.astype(np.int32),
-            begin=np.concatenate([problem._table_begin, single_rows + 1]).astype(np.int32),
-            standing_in=np.tile(single_rows[:, None], len(problem.clocks_mhz)),
+            of_operation=of_all.astype(np.int32),
+            begin=begin.astype(np.int32),
+            standing_in=np.tile(single_rows[:, None], num_clocks),
         )
 
     def _arcs(self, times: GivenTimes) -> _Arcs:
@@ -180,28 +203,40 @@ class Window:
         whole = _Arcs.of(self._problem.pipeline)
         num = len(self.operations)
         source, sink = num, num + 1
-        number = np.full(len(times.rank), -1, np.int64)  # in the window; -1: outside
+        number = np.full(len(times.rank), _OUTSIDE)
         number[self.operations] = np.arange(num)
-        tail, head = number[whole.tail], number[whole.head]
+        arcs = _Arcs(number[whole.tail], number[whole.head], whole.lag_ns)
+        begins_outside = arcs.tail == _OUTSIDE
+        ends_outside = arcs.head == _OUTSIDE
 
-        is_within = (tail >= 0) & (head >= 0)
-        is_entering = (tail < 0) & (head >= 0)
-        is_leaving = (tail >= 0) & (head < 0)
-        earliest_ns = np.zeros(num, np.int64)
+        # When the last of what each waits for from before the window has arrived.
+        is_entering = begins_outside & ~ends_outside
         arrivals_ns = times.finishes_ns[whole.tail] + whole.lag_ns
-        np.maximum.at(earliest_ns, head[is_entering], arrivals_ns[is_entering])
-        rest_ns = np.zeros(num, np.int64)
-        remaining_ns = whole.lag_ns + times.tails_ns[whole.head]
-        np.maximum.at(rest_ns, tail[is_leaving], remaining_ns[is_leaving])
+        earliest_ns = np.zeros(num, np.int64)
+        np.maximum.at(earliest_ns, arcs.head[is_entering], arrivals_ns[is_entering])
+        entered = np.flatnonzero(earliest_ns)
 
-        entered, left = np.flatnonzero(earliest_ns), np.flatnonzero(rest_ns)
-        arcs = [
-            _Arcs(tail[is_within], head[is_within], whole.lag_ns[is_within]),
-            _Arcs(np.full(len(entered), source), entered, earliest_ns[entered] - _LEAST_NS),
-            _Arcs(left, np.full(len(left), sink), rest_ns[left] - _LEAST_NS),
+        # How long what waits for each after the window goes on at least.
+        is_leaving = ends_outside & ~begins_outside
+        remaining_ns = whole.lag_ns + times.tails_ns[whole.head]
+        rest_ns = np.zeros(num, np.int64)
+        np.maximum.at(rest_ns, arcs.tail[is_leaving], remaining_ns[is_leaving])
+        left = np.flatnonzero(rest_ns)
+
+        return _Arcs.joined(
+            arcs.where(~begins_outside & ~ends_outside),
+            _Arcs(
+                tail=np.full(len(entered), source),
+                head=entered,
+                lag_ns=earliest_ns[entered] - _LEAST_NS,
+            ),
+            _Arcs(
+                tail=left,
+                head=np.full(len(left), sink),
+                lag_ns=rest_ns[left] - _LEAST_NS,
+            ),
             _Arcs(np.array([source]), np.array([sink]), np.array([0])),
-        ]
-        return _Arcs(*map(np.concatenate, zip(*arcs, strict=True))).by_tail()
+        )
 
 
 class _Tables(NamedTuple):
@@ -237,22 +272,35 @@ class _Arcs(NamedTuple):
         tail = np.repeat(np.arange(len(num_successors)), num_successors)
         return cls(tail, pipeline.succ, pipeline.succ_lag_ns)
 
-    def by_tail(self) -> _Arcs:
-        """The same by ascending tail."""
-        order = np.argsort(self.tail, kind="stable")
-        return _Arcs(self.tail[order], self.head[order], self.lag_ns[order])
+    @classmethod
+    def joined(cls, *parts: _Arcs) -> _Arcs:
+        """All arcs of some, by ascending tail."""
+        together = cls(
+            tail=np.concatenate([arcs.tail for arcs in parts]),
+            head=np.concatenate([arcs.head for arcs in parts]),
+            lag_ns=np.concatenate([arcs.lag_ns for arcs in parts]),
+        )
+        by_tail = np.argsort(together.tail, kind="stable")
+        return together.where(by_tail)
+
+    def where(self, which: Flags | Indices) -> _Arcs:
+        """Some of these arcs."""
+        return _Arcs(self.tail[which], self.head[which], self.lag_ns[which])
 
     def begin_by_tail(self, num_operations: int) -> Rows:
         """Where the arcs of each tail begin, and the number of all, int32 (num_operations + 1,)."""
         counts = np.bincount(self.tail, minlength=num_operations)
-        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        begins = np.cumsum([0, *counts])
+        return begins.astype(np.int32)
 
 
 def _with_neighbours(pipeline: Pipeline, inside: Flags) -> Flags:
     """Operations, and on each stage the one before and the one after each of them."""
     num_of_stages = np.diff(pipeline.stage_begin)
+    ends = pipeline.stage_begin[1:]
+    last_operations = ends[num_of_stages > 0] - 1
     is_last = np.zeros(len(inside), bool)
-    is_last[pipeline.stage_begin[1:][num_of_stages > 0] - 1] = True
+    is_last[last_operations] = True
     has_next = ~is_last[:-1]
     neighbours = inside.copy()
     neighbours[1:] |= inside[:-1] & has_next
@@ -263,13 +311,15 @@ def _with_neighbours(pipeline: Pipeline, inside: Flags) -> Flags:
 def tails_ns(replay: Replay) -> Times:
     """How long after each operation's start the iteration lasts at least, int64 (N,), ns."""
     pipeline = replay.problem.pipeline
-    begin, successors = pipeline.succ_begin.tolist(), pipeline.succ.tolist()
+    begin = pipeline.succ_begin.tolist()
+    successors = pipeline.succ.tolist()
     lags_ns = pipeline.succ_lag_ns.tolist()
     durations_ns = (replay.finishes_ns - replay.starts_ns).tolist()
     tails = [0] * len(durations_ns)
     for operation in reversed(pipeline.order.tolist()):
-        after_ns = 0
+        longest_ns = 0
         for arc in range(begin[operation], begin[operation + 1]):
-            after_ns = max(after_ns, lags_ns[arc] + tails[successors[arc]])
-        tails[operation] = durations_ns[operation] + after_ns
+            after_ns = lags_ns[arc] + tails[successors[arc]]
+            longest_ns = max(longest_ns, after_ns)
+        tails[operation] = durations_ns[operation] + longest_ns
     return np.array(tails, np.int64)

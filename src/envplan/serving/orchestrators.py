@@ -134,7 +134,15 @@ def deployments_of(
         plan: the plan.
         profile: what it was made from.
         applied: the clocks that its GPUs are to be set to.
+
+    Raises:
+        InputError: instances of the plan run prompts or decode only.
     """
+    if any(pool.has_roles for pool in plan.pools):
+        raise InputError(
+            "these files are for instances that run both phases; instances of this plan run "
+            "prompts or decode only: plan without --disaggregated"
+        )
     clocks_mhz = {instance.planned_mhz: instance.clock_mhz for instance in applied.instances}
     names = set[str]()
     deployments = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import RLock
 from typing import NamedTuple
 
 from envplan.frontier import Relaxation
@@ -30,9 +31,14 @@ class PlanCache:
 
     Each Frontier has one, and hands it to every search. Rounded candidates do not depend on what
     was asked before, so all copies of a traced frontier share them; the rest is each copy's own.
+
+    Attributes:
+        lock: that whoever searches holds, so threads may share a frontier and its copies. They take
+            turns; processes search at once.
     """
 
     def __init__(self) -> None:
+        self.lock = RLock()
         self._rounded: dict[SearchConditions, RoundedCandidates] = {}
         self._rounded_rarely: dict[SearchConditions, RarelyChangingCandidates] = {}
         self._searched: dict[SearchConditions, SearchedCandidates] = {}
@@ -45,6 +51,7 @@ class PlanCache:
         """The cache of a copy of the frontier, which shares what does not depend on requests."""
         cache = PlanCache()
         cache._rounded, cache._rounded_rarely = self._rounded, self._rounded_rarely
+        cache.lock = self.lock
         return cache
 
     def candidates(self, frontier: Relaxation, conditions: SearchConditions) -> Candidates:

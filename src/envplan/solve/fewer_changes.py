@@ -93,7 +93,7 @@ def with_fewest_changes(
     spared_10fj: int,
     allowance_10fj: int,
     moves: int,
-    tries_at_once: bool = True,
+    is_thorough: bool = True,
 ) -> Rows:
     """The rows with the fewest changes found that use no more than an allowance.
 
@@ -103,7 +103,7 @@ def with_fewest_changes(
         spared_10fj: the allowance less what the rows use.
         allowance_10fj: energy that the result may use.
         moves: of an annealing.
-        tries_at_once: also one longer annealing from the first rows.
+        is_thorough: goes on after an annealing that brought nothing, and tries a longer one, too.
     """
     judge = make_search(0, allowance_10fj)
     changes = judge.score(rows).changes
@@ -119,8 +119,12 @@ def with_fewest_changes(
         return rows
     stepwise = rows
     for seed, temperature in enumerate(_TEMPERATURES):
-        stepwise = improved(stepwise, temperature, seed)
-    if not tries_at_once:
+        start = stepwise
+        stepwise = improved(start, temperature, seed)
+        is_better = judge.score(stepwise).changes < judge.score(start).changes
+        if not is_better and not is_thorough:
+            break
+    if not is_thorough:
         return stepwise
     at_once = improved(rows, _LONG_TEMPERATURE, _LONG_SEED, _LONG_MOVES_SHARE)
     return min(stepwise, at_once, key=judge.score)
@@ -193,7 +197,7 @@ def with_fewest_changes_by_windows(
             spared_10fj=left_10fj,
             allowance_10fj=before_10fj + left_10fj,
             moves=num_moves(len(window.rows), moves_share * _WINDOW_MOVES_SHARE),
-            tries_at_once=False,
+            is_thorough=False,
         )
         left_10fj -= search(0, 0).score(improved).energy_10fj - before_10fj
         rows[window.changeable] = window.rows_of_changeable(improved)

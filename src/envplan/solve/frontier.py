@@ -52,7 +52,8 @@ _MAX_OPERATIONS_FOR_SLOWER: Final = 8000
 class Frontier(Relaxation):
     """The exact relaxed frontier of a pipeline, and plans on it. Made by `trace_frontier`.
 
-    All energies are joules per iteration over all GPUs.
+    All energies are joules per iteration over all GPUs. Threads may share a frontier and its
+    copies: they read the curve and make plans as one thread alone would, plans one after another.
 
     Attributes:
         min_time, min_energy_time, slowest_time: T_min, T_star and T_max, s.
@@ -198,7 +199,8 @@ class Frontier(Relaxation):
         """
         if doubts:
             doubt_request(self, request)
-        return solve(self, request, self._plan_cache, progress)
+        with self._plan_cache.lock:
+            return solve(self, request, self._plan_cache, progress)
 
     def max_frequency_plan(self) -> Plan:
         """The plan of every operation at its highest frequency: what happens without planning."""
@@ -226,8 +228,9 @@ class Frontier(Relaxation):
 
     def ladder_for(self, request: Request, *, progress: Progress | None = None) -> list[Plan]:
         """The ladder whose plans all keep the limits of a request. As for ladder."""
-        frontier, cache = admissible_frontier(self, request, self._plan_cache)
-        return straggler_ladder(frontier, request, cache, progress)
+        with self._plan_cache.lock:
+            frontier, cache = admissible_frontier(self, request, self._plan_cache)
+            return straggler_ladder(frontier, request, cache, progress)
 
     def plans_at(self, request: Request, times_ns: Sequence[int]) -> list[Plan]:
         """Plans for stragglers at some times, ascending: each beats all faster ones in time.
@@ -236,8 +239,9 @@ class Frontier(Relaxation):
             request: whose limits all keep; times that no plan is found for are left out.
             times_ns: ascending, ns. Beyond T_star everybody waits until then.
         """
-        frontier, cache = admissible_frontier(self, request, self._plan_cache)
-        return plans_at(frontier, request, times_ns, cache)
+        with self._plan_cache.lock:
+            frontier, cache = admissible_frontier(self, request, self._plan_cache)
+            return plans_at(frontier, request, times_ns, cache)
 
     def add_choice(self, replay: Replay) -> None:
         """Let plans without limits use a choice that somebody else has found.
@@ -245,7 +249,8 @@ class Frontier(Relaxation):
         Args:
             replay: of the choice, on clocks that follow at once.
         """
-        self._plan_cache.add_choice(SearchConditions(), replay)
+        with self._plan_cache.lock:
+            self._plan_cache.add_choice(SearchConditions(), replay)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.
@@ -287,7 +292,8 @@ class Frontier(Relaxation):
             steps = max(1, count - 1)
             span_ns = t_star_ns - t_min_ns
             times_ns = sorted({t_min_ns + span_ns * k // steps for k in range(max(1, count))})
-        plans = plans_at(self, request, times_ns, self._plan_cache, progress)
+        with self._plan_cache.lock:
+            plans = plans_at(self, request, times_ns, self._plan_cache, progress)
         if beyond:
             return [plan for plan in plans if plan.iteration_time > self.min_energy_time]
         return plans

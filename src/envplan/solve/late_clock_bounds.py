@@ -24,6 +24,9 @@ from envplan.solve.raised_prices import raised_prices
 
 #: A bound that is higher than the relaxed one by less than this part of it is as good as that one.
 _TOLERANCE: Final = 2e-6
+#: Deadlines that differ by less than one part in so many need no relaxed prices of their own: those
+#: that were looked for give the higher bound.
+_NEAR_PART: Final = 50
 
 
 class _Raised(NamedTuple):
@@ -64,11 +67,20 @@ class LateClockBounds:
         relaxed_10fj = self._relaxation.lower_bound_10fj(deadline_ns)
         if not self._are_known:
             return relaxed_10fj
-        late_10fj = self._at_relaxed_prices_10fj(deadline_ns)
-        if not self._raised and _is_higher(late_10fj, relaxed_10fj):
+        if not self._raised:
+            late_10fj = self._at_relaxed_prices_10fj(deadline_ns)
+            if not _is_higher(late_10fj, relaxed_10fj):
+                return max(relaxed_10fj, late_10fj)
             self._raised_at(deadline_ns)
-        raised_10fj = [one.bound.energy_10fj(deadline_ns) for one in self._raised.values() if one]
-        return max(relaxed_10fj, late_10fj, *raised_10fj)
+        bounds_10fj = [relaxed_10fj]
+        is_near = False
+        for raised_ns, raised in self._raised.items():
+            if raised is not None:
+                bounds_10fj.append(raised.bound.energy_10fj(deadline_ns))
+                is_near |= abs(deadline_ns - raised_ns) <= deadline_ns // _NEAR_PART
+        if not is_near:
+            bounds_10fj.append(self._at_relaxed_prices_10fj(deadline_ns))
+        return max(bounds_10fj)
 
     def stated(self, replay: Replay, deadline_ns: int) -> StatedBound:
         """The bound that a plan states, whatever was asked before.

@@ -44,7 +44,7 @@ from envplan.solve.deadline_grid import SearchGrid
 from envplan.solve.late_clock_bounds import LateClockBounds
 from envplan.solve.peak_power import PeakPowerHeuristic
 from envplan.solve.solution import NoPlanInTimeError, Polished
-from envplan.solve.stage_path_starts import stage_path_starts
+from envplan.solve.stage_path_starts import PRICE_FACTORS, stage_path_starts
 
 # Temperatures. From the usual plan and from one clock a stage: hot enough to leave their pattern.
 _ROUNDED_TEMPERATURES: Final = (1.5, 0.6)
@@ -53,6 +53,13 @@ _UNIFORM_TEMPERATURE: Final = 4.0
 #: many moves together are of use.
 _LATE_PATH_TEMPERATURE: Final = 3.0
 _HELD_PATH_TEMPERATURE: Final = 6.0
+#: Prices of those ways in large pipelines, where others never came out best: where every change is
+#: late or followed by a hold, and where clocks are asked for ahead.
+_DEAR_CHANGES_FACTORS: Final[tuple[float, ...]] = (1.2, 1.5)
+_AHEAD_FACTORS: Final[tuple[float, ...]] = (1.0,)
+#: A rounded optimum is nearly there if time and energy are above the wanted by less than one part
+#: in so many.
+_NEARLY_PART: Final = 1000
 #: From a plan that is nearly there; and once more, from the best of all.
 _FINAL_TEMPERATURE: Final = 0.25
 _SHORT_SEARCH_TEMPERATURE: Final = 0.6
@@ -271,19 +278,30 @@ class SearchedCandidates(GridCandidates):
         at once. What clocks that come still later bring is taken, if it is less.
 
         Returns:
-            None where it breaks a condition, or costs more or less than without them; and where
-            late clocks may save more.
+            None where it breaks a condition, or costs more than without them; and where late
+            clocks may save more.
         """
         if self._conditions.later_may_be_better:
             return None
         is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
-        plain = self._rounded.best_by(deadline_ns, idle_until_deadline=is_beyond_t_star)
-        kept = self.taken_over(plain, deadline_ns)
-        if kept is None or kept.energy_10fj != plain.energy_10fj:
+        kept = None
+        for plain in self._rounded_by(deadline_ns, is_beyond_t_star):
+            kept = kept or self.kept(plain, deadline_ns)
+        if kept is None:
             return None
         annealer = self.search(kept, deadline_ns)
         choices = [kept.rows, *self._choices_for_later_clocks(deadline_ns)]
         return self.replay(min(choices, key=annealer.score))
+
+    def _rounded_by(self, deadline_ns: int, idle_until_deadline: bool) -> Iterator[Replay]:
+        """The best rounded candidate by a deadline, and by as much earlier as it is late here."""
+        rounded = self._rounded.best_by(deadline_ns, idle_until_deadline=idle_until_deadline)
+        yield rounded
+        late_ns = self.replay(rounded.rows).makespan_ns - deadline_ns
+        earlier_ns = deadline_ns - late_ns
+        is_slightly_late = 0 < late_ns <= deadline_ns // _NEARLY_PART
+        if is_slightly_late and earlier_ns >= self._frontier.min_time_ns:
+            yield self._rounded.best_by(earlier_ns, idle_until_deadline=idle_until_deadline)
 
     def _too_late(self, deadline_ns: int) -> NoPlanInTimeError:
         least_ns = max(self.fastest.makespan_ns, deadline_ns + 1)
@@ -312,9 +330,11 @@ class SearchedCandidates(GridCandidates):
             incumbent = self.fastest
         annealer = self.search(incumbent, deadline_ns)
         starts = [_Start(incumbent.rows, _FINAL_TEMPERATURE)]
-        # Of two rounded optima, the one for an earlier deadline is nearly in time.
-        *_, rounded = self._rounded_choices(self._rounded.near(deadline_ns), deadline_ns)
-        starts.append(_Start(rounded, _SHORT_SEARCH_TEMPERATURE))
+        rounded = self._rounded.near(deadline_ns)
+        if self._is_of_use(rounded, deadline_ns):
+            # Of two rounded optima, the one for an earlier deadline is nearly in time.
+            *_, in_time = self._rounded_choices(rounded, deadline_ns)
+            starts.append(_Start(in_time, _SHORT_SEARCH_TEMPERATURE))
         choices = self._annealed(annealer, starts, _SHORT_SEARCH_MOVES_SHARE)
         choices += self._choices_for_later_clocks(deadline_ns)
         return _SearchResult(annealer, min(choices, key=annealer.score))
@@ -327,7 +347,9 @@ class SearchedCandidates(GridCandidates):
             rounded: the rounded relaxed optimum of the deadline.
             deadline_ns: of the search.
         """
-        if annealer.score(rounded.rows).holds:
+        is_of_use = self._is_of_use(rounded, deadline_ns)
+        holds = annealer.score(rounded.rows).holds
+        if holds or (is_of_use and self._has_one_kind_of_start):
             starts = [_Start(rounded.rows, _FINAL_TEMPERATURE)]
         else:
             starts = self._stage_path_starts(deadline_ns)
@@ -335,11 +357,10 @@ class SearchedCandidates(GridCandidates):
                 starts += [_Start(rounded.rows, heat) for heat in _ROUNDED_TEMPERATURES]
             if self._penalties.min_dwell_ns == 0:
                 starts.append(_Start(annealer.constant(), _UNIFORM_TEMPERATURE))
-        nearly_there = [
-            *self._choices_for_later_clocks(deadline_ns),
-            *self._rounded_choices(rounded, deadline_ns)[1:],
-            *self._choices_under_cap(rounded, deadline_ns),
-        ]
+        nearly_there = self._choices_for_later_clocks(deadline_ns)
+        if is_of_use:
+            nearly_there += self._rounded_choices(rounded, deadline_ns)[1:]
+        nearly_there += self._choices_under_cap(rounded, deadline_ns)
         starts += [_Start(choice, _FINAL_TEMPERATURE) for choice in nearly_there]
         choices = self._annealed(annealer, starts)
         if not any(annealer.score(choice).holds for choice in choices):
@@ -348,6 +369,30 @@ class SearchedCandidates(GridCandidates):
             choices.append(urgent.improve(rounded.rows, self._num_moves(), temperature, 0))
         return choices
 
+    @property
+    def _has_one_kind_of_start(self) -> bool:
+        """Whether searches start from rounded optima or from the cheapest ways of stages alone.
+
+        In large pipelines each search takes long, and which starts are the better ones can be told.
+        """
+        return self._is_large and self._late_bounds.clocks.are_any
+
+    def _is_of_use(self, rounded: Replay, deadline_ns: int) -> bool:
+        """Whether searches start from rounded optima as well as from others.
+
+        Where there is one kind of start, they do if a rounded optimum is nearly as good as with
+        clocks at once. One whose clocks come late all the time or are not held is far from that.
+        """
+        if not self._has_one_kind_of_start:
+            return True
+        annealer = self.search(rounded, deadline_ns)
+        score = annealer.score(rounded.rows)
+        is_nearly_in_time = score.late_ns <= deadline_ns // _NEARLY_PART
+        is_nearly_as_cheap = (
+            score.energy_10fj <= rounded.energy_10fj + rounded.energy_10fj // _NEARLY_PART
+        )
+        return is_nearly_in_time and is_nearly_as_cheap and score.shortage_ns == 0
+
     def _stage_path_starts(self, deadline_ns: int) -> list[_Start]:
         """The cheapest ways of all stages where clocks come late or must be held."""
         clocks = self._late_bounds.clocks
@@ -355,7 +400,11 @@ class SearchedCandidates(GridCandidates):
             return []
         is_held = clocks.min_dwell_ns > 0
         temperature = _HELD_PATH_TEMPERATURE if is_held else _LATE_PATH_TEMPERATURE
-        paths = stage_path_starts(self._frontier, deadline_ns, clocks)
+        is_always_late = clocks.machine.latency_ns > 0 and not clocks.machine.asks_ahead
+        factors = PRICE_FACTORS
+        if self._has_one_kind_of_start:
+            factors = _DEAR_CHANGES_FACTORS if is_held or is_always_late else _AHEAD_FACTORS
+        paths = stage_path_starts(self._frontier, deadline_ns, clocks, price_factors=factors)
         return [_Start(path, temperature) for path in paths]
 
     def _rounded_choices(self, rounded: Replay, deadline_ns: int) -> list[Rows]:

@@ -21,7 +21,7 @@ from typing import Final
 
 from envplan.frontier import Relaxation
 from envplan.replay import Replay, Rows, Search
-from envplan.solve.candidates import Candidates, IsPreferred, keeps_everything
+from envplan.solve.candidates import KEPT_PART, Candidates, IsPreferred, keeps_everything
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.deadline_grid import RoundingGrid
 from envplan.solve.fewer_changes import (
@@ -40,6 +40,8 @@ _STEP_SHARE: Final = 5e-4
 #: Between those that candidates are made for where clocks come late or something is limited: there
 #: even free candidates take long to find.
 _STEP_SHARE_IF_SLOW: Final = 1e-3
+#: A plan for clocks at once may be late by one part in so many of its deadline.
+_NEARLY_PART: Final = 1000
 #: Of what polishing has gained, so much is given back for fewer changes: one in so many.
 _PART_GIVEN_BACK: Final = 3
 #: Of the time for polishing, so much is for fewer changes.
@@ -101,7 +103,9 @@ class RarelyChangingCandidates(Candidates):
                 candidate = self._at_or_kept(grid_deadline_ns)
             except NoPlanInTimeError:
                 break
-            if candidate is not None and is_preferred(candidate):
+            if candidate is None or candidate.makespan_ns > deadline_ns:
+                continue  # the plan for clocks at once may be late by a first clock's latency
+            if is_preferred(candidate):
                 candidates.append(candidate)
         best = min(candidates, key=cost_10fj, default=free)
         if self._is_dear(best, free):
@@ -133,7 +137,8 @@ class RarelyChangingCandidates(Candidates):
 
     def near(self, deadline_ns: int) -> Replay:
         """A candidate that ends by a deadline not below T_min, for pictures and tables of many."""
-        return self._at(next(self._coarse_grid.descending_from(deadline_ns)))
+        candidate = self._at(next(self._coarse_grid.descending_from(deadline_ns)))
+        return candidate if candidate.makespan_ns <= deadline_ns else self._free.near(deadline_ns)
 
     @property
     def num_made(self) -> int:
@@ -215,20 +220,19 @@ class RarelyChangingCandidates(Candidates):
             deadline_ns: of the grid.
 
         Returns:
-            None where it breaks a condition, or costs more or less than without them.
+            None where it breaks a condition, or costs more than without them. It may end somewhat
+            after the deadline; then it is one for later deadlines.
         """
         plain = self._plain
         if plain is None:
             return None
         # Where the free one is not kept, one with few changes, which takes longer to find, is not.
-        if self._kept(plain._free_by(deadline_ns, deadline_ns), deadline_ns) is None:
+        latest_ns = deadline_ns
+        if deadline_ns > self._frontier.min_time_ns:  # else there are no earlier ones
+            latest_ns += deadline_ns // _NEARLY_PART
+        if self.kept(plain._free_by(deadline_ns, deadline_ns), latest_ns) is None:
             return None
-        return self._kept(plain._at(deadline_ns), deadline_ns)
-
-    def _kept(self, theirs: Replay, deadline_ns: int) -> Replay | None:
-        """A candidate for clocks at once under these conditions, if it holds and costs the same."""
-        kept = self.taken_over(theirs, deadline_ns)
-        return kept if kept is not None and kept.energy_10fj == theirs.energy_10fj else None
+        return self.kept(plain._at(deadline_ns), latest_ns)
 
     def _free_by(self, time_ns: int, deadline_ns: int) -> Replay:
         """The best free candidate by a time, for a deadline: beyond T_star everybody waits."""
@@ -286,7 +290,7 @@ class RarelyChangingCandidates(Candidates):
             spared_10fj=spared_10fj,
             allowance_10fj=allowance_10fj,
             moves=self._moves,
-            tries_at_once=len(rows) <= WINDOW_OPERATIONS,
+            is_thorough=len(rows) <= WINDOW_OPERATIONS,
         )
 
     def bound_10fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
@@ -298,7 +302,9 @@ class RarelyChangingCandidates(Candidates):
         frontier = self._frontier
         if not self.change_price_10fj:
             free = self._free.best_by(deadline_ns, idle_until_deadline=idle_until_deadline)
-            return self.cost_10fj(free, idle_until_deadline=idle_until_deadline)
+            least_10fj = self.cost_10fj(free, idle_until_deadline=idle_until_deadline)
+            # A plan for clocks at once may cost somewhat more here than where it was compared.
+            return least_10fj if self._plain is None else least_10fj - least_10fj // KEPT_PART
         bound_10fj = self._free.bound_10fj(deadline_ns, idle_until_deadline=idle_until_deadline)
         if idle_until_deadline or frontier.profile.adjustments.by_parts is not None:
             return bound_10fj

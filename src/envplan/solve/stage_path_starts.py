@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from envplan.errors import InputError
@@ -11,11 +12,16 @@ from envplan.solve.late_bound import ClockLimits, FlowPrices, cheapest_stage_pat
 
 #: Stages keep to their prices, not to each other's times, so together they are late: by 0.6 to 3%
 #: of a typical deadline. Prices that are higher by so much make up for that.
-_PRICE_FACTORS: Final = (1.0, 1.2, 1.5)
+PRICE_FACTORS: Final[tuple[float, ...]] = (1.0, 1.2, 1.5)
 
 
 def stage_path_starts(
-    relaxation: Relaxation, deadline_ns: int, clocks: ClockLimits, *, change_10fj: float = 0.0
+    relaxation: Relaxation,
+    deadline_ns: int,
+    clocks: ClockLimits,
+    *,
+    change_10fj: float = 0.0,
+    price_factors: Sequence[float] = PRICE_FACTORS,
 ) -> list[Rows]:
     """Choices of rows to start a search from: each stage's cheapest one, at prices of a deadline.
 
@@ -27,19 +33,19 @@ def stage_path_starts(
         relaxation: of the pipeline.
         deadline_ns: that plans are searched for, ns.
         clocks: how late they come and how long they are held.
+        price_factors: of the deadline's prices, in the order of the starts.
         change_10fj: what each request for another clock costs, 10 fJ: with more, there are fewer.
 
     Returns:
-        The rows of each operation's table, int32 (N,), all different, those of the deadline itself
-        first and then those of higher prices. None where clocks change within operations, or the
-        deadline is before T_min.
+        The rows of each operation's table, int32 (N,), all different. None
+        where clocks change within operations, or the deadline is before T_min.
     """
     if deadline_ns < relaxation.min_time_ns:
         return []
     starts: list[Rows] = []
     known: set[bytes] = set()
     relaxed = FlowPrices.relaxed(relaxation, deadline_ns)
-    for factor in _PRICE_FACTORS:
+    for factor in price_factors:
         prices = relaxed.scaled_to(int(relaxed.total_10uw * factor), relaxation.pipeline)
         try:
             rows = cheapest_stage_paths(

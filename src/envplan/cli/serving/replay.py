@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from envplan.serving.fleet import Fleet
     from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation
+    from envplan.serving.split_fleet import SplitFleet
 
 #: Keys of the JSON output beside the figures of a simulation.
 _OTHER_KEYS: Final = ("schema", "trace", "profile", "carbon_g", "savings_percent", "next")
@@ -51,7 +52,7 @@ _BARE_PLOT: Final = "serving-*.png"
 #: Panels of `--help`.
 FORECAST: Final = "Forecast"
 ENGINE: Final = "Engine"
-_GB: Final = 1e9
+GB: Final = 1e9
 
 Disaggregated = Annotated[
     bool,
@@ -101,7 +102,7 @@ class GivenFleet(NamedTuple):
     """A fleet that does not change, by the name that it is given by."""
 
     name: str
-    fleet: Fleet
+    fleet: Fleet | SplitFleet
 
 
 class Names(tuple[str, ...]):
@@ -320,7 +321,7 @@ class ReplayOptions:
             show_default=False,
             parser=quantity(NUMBER.within(1e-3, 1e5)),
         ),
-    ] = Settings.link_bytes_s / _GB
+    ] = Settings.link_bytes_s / GB
     seed: Annotated[
         int,
         typer.Option(
@@ -368,7 +369,7 @@ class ReplayOptions:
             chunk_tokens=self.chunk,
             predicted_lengths=self.predicted_lengths,
             length_error_percent=self.length_error,
-            link_bytes_s=self.kv_link * _GB,
+            link_bytes_s=self.kv_link * GB,
             ready=self.ready or (),
             switch_latency_s=self.clock_delay,
         )
