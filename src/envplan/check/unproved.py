@@ -72,6 +72,7 @@ _SITE: Final = (
     "jobs[].money",
     "jobs[].may_pause",
     "jobs[].flexible",
+    "jobs[].iterations",
     "intervals[].start_s",
     "intervals[].end_s",
     "intervals[].budget_w",
@@ -163,6 +164,8 @@ NOT_PROVED: Final[Mapping[str, tuple[str, ...]]] = {
     "plan": _PLAN,
     "frequency plan": _FREQUENCY_PLAN,
     "frontier": ("profile.name", "profile.path"),
+    # Its rows agree with each other; which job they are of it does not say.
+    "frontier table": ("iteration_time_s", "energy_j", "lower_bound_j"),
     "site plan": _SITE,
     "serving plan": _SERVING_PLAN,
     "serving clocks": _SERVING_CLOCKS,
