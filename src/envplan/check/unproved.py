@@ -84,6 +84,7 @@ _SITE: Final = (
 )
 _SERVING_PLAN: Final = (
     "planner",
+    "profile.name",
     "profile.path",
     "profile.source",
     "asked.gpus",
@@ -101,6 +102,9 @@ _SERVING_PLAN: Final = (
     "predicted.power_lower_bound_w",
     "predicted.baseline.gpus",
     "predicted.baseline.power_w",
+    "predicted.one_clock[].frequency_mhz",
+    "predicted.one_clock[].gpus",
+    "predicted.one_clock[].power_w",
     "pools[].groups[].ttft_s",
     "pools[].groups[].tbt_s",
 )
