@@ -142,11 +142,13 @@ def test_no_shared_fleet_meets_less_than_it_states_in_ten_other_draws(
 
 
 def test_classes_may_share_alike_instances_where_that_draws_less() -> None:
-    planning = Planning(disaggregated=True, kv_link_bytes_s=1e6)
-    plan = plan_fleet(roles_profile(), {"SS": 300.0, "MM": 1500.0, "LM": 2000.0}, 30, planning)
-    alone = plan_fleet(roles_profile(), {"SS": 300.0, "MM": 1500.0, "LM": 2000.0}, 30)
-    assert plan.power <= alone.power
-    assert plan.predicted.apart is None
+    loads = {"SS": 300.0, "MM": 800.0}
+    planning = Planning(planner="hierarchical", disaggregated=True)
+    plan = plan_fleet(roles_profile(), loads, 6, planning)
+    alone = plan_fleet(roles_profile(), loads, 6, Planning(planner="hierarchical"))
+    together = plan.predicted.together
+    assert together is not None
+    assert plan.power <= together.power_w <= alone.power
     assert plan.check(roles_profile())
 
 
