@@ -100,7 +100,7 @@ class BudgetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteOptions:
-    """Power of the site beside the jobs' GPUs, and whether plans alternate."""
+    """Power of the site beside the jobs' GPUs, and which plans and powers count."""
 
     pue: PueOption = 1.0
     host_power: HostPowerOption = 0.0

@@ -126,7 +126,7 @@ def _plan_together(
 ) -> ServingPlan:
     """The fleet of least power that holds and whose instances run both phases."""
     max_late_share = 1 - planning.slo_quantile / 100
-    replayed = replay_curves(profile, possible_promises(request), max_late_share, progress)
+    replayed = replay_curves(profile, possible_promises(profile, request), max_late_share, progress)
     search = _FleetSearch(profile, request.loads_tokens_s, request.gpus, planning)
     rivals = list(search.plans_at_one_clock(replayed))
     # Load curves are of single instances: what was planned to draw least may not draw least.

@@ -24,6 +24,7 @@ from envplan.serving.performance import Configuration
 from envplan.serving.plan_replay import replay_plan
 from envplan.serving.plan_request import PlanRequest
 from envplan.serving.profile import ServingProfile
+from envplan.serving.savings_split import SavingsSplit
 from envplan.serving.settings import Settings
 from envplan.serving.steady_replay import SteadyLoad
 from envplan.serving.steady_state import CurveKey
@@ -249,6 +250,23 @@ class Predicted(Model):
     one_clock: list[OneClockFleet] | None = None
     together: FleetFigures | None = None
     apart: FleetFigures | None = None
+
+    @property
+    def savings_split(self) -> SavingsSplit | None:
+        """What is saved against the baseline, in parts.
+
+        None where the baseline, or the best fleet at the highest or at a lower clock, is missing.
+        """
+        fleets = sorted(self.one_clock or [], key=lambda fleet: fleet.frequency_mhz)
+        if self.baseline is None or not self.baseline.power_w or len(fleets) != 2:
+            return None
+        lower, highest = fleets
+        return SavingsSplit.of(
+            fleet=self.power_w,
+            largest_tp=self.baseline.power_w,
+            highest_clock=highest.power_w,
+            lower_clock=lower.power_w,
+        )
 
 
 class ServingPlan(Document):

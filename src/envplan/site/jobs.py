@@ -275,7 +275,7 @@ def read_jobs(path: AnyPath, progress: Callable[[int, int], None] | None = None)
 
 
 def _jobs_of_folder(folder: Path, progress: Callable[[int, int], None] | None) -> list[SiteJob]:
-    """A job for every frontier file of a folder, by name; other files are left alone."""
+    """A job for every frontier file of a folder, by name; other JSON files are left alone."""
     files = [
         path for path in sorted(folder.glob("*.json")) if not path.name.endswith(_FREQPLAN_SUFFIX)
     ]

@@ -170,9 +170,14 @@ def solve(
     with progress("replaying instances at rising loads") as work:
         plan = plan_fleet(service.serving_profile, loads, gpus, planning, work.items)
     plan.save(output)
+    split = plan.predicted.savings_split
     ui.draw(plot, lambda: plan_figure(plan))
     ui.answer(
-        lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
+        lambda: {
+            "plan": str(output),
+            **plan.model_dump(by_alias=True),
+            "savings_split": None if split is None else split._asdict(),
+        },
         lambda: _print(plan),
         next_command=["envplan", "serving", "apply", str(output)],
     )
@@ -220,6 +225,13 @@ def _print(plan: ServingPlan) -> None:
         ui.say(
             f"at maximum frequency on the highest TP: {_of_given(baseline.gpus, plan)}, "
             f"{baseline.power_w:.6g} W; saved {predicted.savings_percent:.1f}%"
+        )
+    split = predicted.savings_split
+    if split is not None:
+        ui.say(
+            f"of these, by TP {split.parallelism_percent:.1f}%, by one lower clock "
+            f"{split.clocks_percent:.1f}%, by instances and clocks that differ "
+            f"{split.scaling_percent:.1f}%"
         )
 
 
