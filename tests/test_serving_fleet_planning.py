@@ -26,7 +26,7 @@ from envplan.serving.phase_curves import RequestMix
 from envplan.serving.plan_replay import replay_group
 from envplan.serving.profile import MeanLengths
 from envplan.serving.replayed_curves import Promise, highest_load, replay_curves
-from envplan.serving.split_fleet_planning import fleets_apart
+from envplan.serving.split_fleet_planning import fleets_apart, shared_fleet
 from envplan.serving.steady_replay import SteadyLoad, replay_steadily
 from serving_helpers import rows_for_roles, write_profile
 
@@ -117,6 +117,39 @@ def test_no_fleet_with_roles_meets_less_than_it_states_in_ten_other_draws(
         for seed in range(10):
             replay = replay_steadily(profile, load, duration_s=duration_s, seed=seed)
             assert replay.attainment >= stated.attainment
+
+
+@settings(max_examples=3, deadline=None)
+@given(
+    loads=st.fixed_dictionaries(
+        {},
+        optional={name: st.floats(50, 3000) for name in ("SS", "MM", "LL")},
+    ).filter(bool)
+)
+def test_no_shared_fleet_meets_less_than_it_states_in_ten_other_draws(
+    loads: dict[str, float],
+) -> None:
+    profile = roles_profile()
+    requests_s = {name: load / profile.classes[name].tokens for name, load in loads.items()}
+    held = shared_fleet(profile, requests_s, 1000, slo_quantile=99.0)
+    ((stated,),) = held.replay.groups
+    assert held.fleet.decode is None
+    load = RequestMix(requests_s, 1e9).load(held.fleet.first, None)
+    for seed in range(10):
+        duration_s = max(3600.0, load.duration_for(4000))
+        replay = replay_steadily(profile, load, duration_s=duration_s, seed=seed)
+        assert replay.attainment >= stated.attainment >= 0.99
+
+
+def test_classes_may_share_alike_instances_where_that_draws_less() -> None:
+    loads = {"SS": 300.0, "MM": 800.0}
+    planning = Planning(planner="hierarchical", disaggregated=True)
+    plan = plan_fleet(roles_profile(), loads, 6, planning)
+    alone = plan_fleet(roles_profile(), loads, 6, Planning(planner="hierarchical"))
+    together = plan.predicted.together
+    assert together is not None
+    assert plan.power <= together.power_w <= alone.power
+    assert plan.check(roles_profile())
 
 
 @cache

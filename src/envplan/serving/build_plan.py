@@ -24,7 +24,6 @@ from envplan.serving.plan import (
 from envplan.serving.plan_replay import PlanReplay
 from envplan.serving.plan_request import PlanRequest
 from envplan.serving.profile import ServingProfile
-from envplan.serving.settings import DISAGGREGATED
 from envplan.serving.split_fleet_planning import HeldFleet
 from envplan.serving.steady_state import LoadCurve
 
@@ -125,12 +124,13 @@ def _assemble(
     )
 
 
-def build_plan_apart(
-    profile: ServingProfile, request: PlanRequest, fleets: Iterable[HeldFleet]
+def build_replayed_plan(
+    planner: str, profile: ServingProfile, request: PlanRequest, fleets: Iterable[HeldFleet]
 ) -> ServingPlan:
-    """The plan of fleets whose instances run prompts or decode, with what their replays showed.
+    """The plan of fleets that hold, each of which is a pool, with what their replays showed.
 
     Args:
+        planner: its name.
         profile: that it was made from.
         request: what was asked for.
         fleets: that serve it.
@@ -138,15 +138,15 @@ def build_plan_apart(
     pools = []
     attainment_by_class: dict[str, float] = {}
     for held in fleets:
-        pools.append(_pool_with_roles(profile, request, held))
+        pools.append(_pool_of(profile, request, held))
         attainment_by_class |= held.replay.attainment_by_class
-    plan = _assemble(DISAGGREGATED, profile, request, pools)
+    plan = _assemble(planner, profile, request, pools)
     predicted = plan.predicted.model_copy(update={"attainment_by_class": attainment_by_class})
     return plan.model_copy(update={"predicted": predicted})
 
 
-def _pool_with_roles(profile: ServingProfile, request: PlanRequest, held: HeldFleet) -> Pool:
-    """The pool of a fleet, a group for each role."""
+def _pool_of(profile: ServingProfile, request: PlanRequest, held: HeldFleet) -> Pool:
+    """The pool of a fleet: a group for each role, or one for both."""
     classes = [name for name in profile.classes if name in held.requests_s]
     home = profile.classes.lowest_host(classes)
     loads = request.loads_tokens_s
@@ -154,7 +154,7 @@ def _pool_with_roles(profile: ServingProfile, request: PlanRequest, held: HeldFl
         loads[name] * profile.load_conversion_factor(name, home) for name in classes
     )
     groups = []
-    roles: tuple[Role, Role] = (PREFILL, DECODE)
+    roles: tuple[Role | None, ...] = (None,) if held.fleet.decode is None else (PREFILL, DECODE)
     for role, instances, replayed in zip(
         roles, held.fleet.by_role, held.replay.groups[0], strict=True
     ):

@@ -14,7 +14,7 @@ from typing import Final
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.build_plan import (
-    build_plan_apart,
+    build_replayed_plan,
     one_clock_fleets,
     with_both,
     with_one_clock,
@@ -27,8 +27,8 @@ from envplan.serving.plan_replay import FEW_DRAWS, PlanReplay, replay_plan
 from envplan.serving.plan_request import SLO_QUANTILE_PERCENT, PlanRequest
 from envplan.serving.profile import ServingProfile
 from envplan.serving.replayed_curves import replay_curves
-from envplan.serving.settings import Settings
-from envplan.serving.split_fleet_planning import fleets_apart
+from envplan.serving.settings import DISAGGREGATED, TOGETHER, Settings
+from envplan.serving.split_fleet_planning import fleets_apart, shared_fleet
 from envplan.serving.steady_state import CurveKey
 
 PLANNERS: Final = ("exact", "hierarchical")
@@ -132,24 +132,51 @@ def _plan_together(
     # Load curves are of single instances: what was planned to draw least may not draw least.
     best = min([search.plan_that_holds(replayed), *rivals], key=lambda plan: plan.power)
     if planning.disaggregated:
-        best = _asked_for(best, planning)
+        best = _asked_for(_or_shared(best, profile, request, planning), planning)
     return with_one_clock(best, one_clock_fleets(rivals))
+
+
+def _or_shared(
+    best: ServingPlan, profile: ServingProfile, request: PlanRequest, planning: Planning
+) -> ServingPlan:
+    """A plan, or that of alike instances for all classes if it draws less.
+
+    Fleets with prefill and decode apart are shared by all classes: so are those beside them.
+    """
+    if not planning.merge:
+        return best
+    with suppress(NoAnswerError):
+        held = shared_fleet(
+            profile,
+            _requests_s(profile, request),
+            request.gpus,
+            slo_quantile=planning.slo_quantile,
+        )
+        shared = build_replayed_plan(TOGETHER, profile, request, [held])
+        return min(best, shared, key=lambda plan: plan.power)
+    return best
 
 
 def _plan_apart(profile: ServingProfile, request: PlanRequest, planning: Planning) -> ServingPlan:
     """The fleet of least power that was found to hold and whose instances run one phase."""
-    requests_s = {}
-    for name, load_tokens_s in request.loads_tokens_s.items():
-        requests_s[name] = load_tokens_s / profile.classes[name].tokens
     fleets = fleets_apart(
         profile,
-        requests_s,
+        _requests_s(profile, request),
         request.gpus,
         slo_quantile=planning.slo_quantile,
         link_bytes_s=planning.kv_link_bytes_s,
         merge=planning.merge,
     )
-    return _asked_for(build_plan_apart(profile, request, fleets), planning)
+    plan = build_replayed_plan(DISAGGREGATED, profile, request, fleets)
+    return _asked_for(plan, planning)
+
+
+def _requests_s(profile: ServingProfile, request: PlanRequest) -> dict[str, float]:
+    """Requests per second of each class."""
+    return {
+        name: load_tokens_s / profile.classes[name].tokens
+        for name, load_tokens_s in request.loads_tokens_s.items()
+    }
 
 
 def _asked_for(plan: ServingPlan, planning: Planning) -> ServingPlan:

@@ -1,4 +1,4 @@
-"""Load curves of one phase, as replays of a single instance show them.
+"""Load curves of one phase, or of both, as replays of a single instance show them.
 
 An instance that only runs prompts is replayed with outputs of one token. One that only decodes is
 replayed behind instances for prompts, so many that no prompt waits; these count for nothing. What
@@ -81,8 +81,8 @@ class RequestMix:
         times = total_requests_s / self.total_requests_s
         return {name: times * requests_s for name, requests_s in self.requests_s.items()}
 
-    def load(self, first: Instances, decode: Instances) -> SteadyLoad:
-        """The mix on a fleet whose instances run prompts or decode."""
+    def load(self, first: Instances, decode: Instances | None) -> SteadyLoad:
+        """The mix on instances that run prompts and others that decode, or that do both."""
         return SteadyLoad(
             configuration=first.configuration,
             num_instances=first.count,
@@ -90,6 +90,25 @@ class RequestMix:
             decode=decode,
             link_bytes_s=self.link_bytes_s,
         )
+
+
+def both_curves(
+    profile: ServingProfile, mix: RequestMix, late_share: float
+) -> Sequence[PhaseCurve]:
+    """The curves of instances that run both phases, of the configurations that are in time.
+
+    Args:
+        profile: with the performance of instances, and the SLOs.
+        mix: of the classes that come.
+        late_share: share of requests that may miss their SLOs.
+    """
+
+    def load_on(configuration: Configuration, requests_s: float) -> SteadyLoad:
+        return SteadyLoad(
+            configuration=configuration, num_instances=1, requests_s=mix.at_rate(requests_s)
+        )
+
+    return _curves(profile, load_on, late_share)
 
 
 def prefill_curves(
@@ -105,14 +124,7 @@ def prefill_curves(
     one_token = {
         name: MeanLengths(profile.classes[name].input_tokens, 1.0) for name in mix.requests_s
     }
-    prompts_only = profile.with_lengths(one_token)
-
-    def load_on(configuration: Configuration, requests_s: float) -> SteadyLoad:
-        return SteadyLoad(
-            configuration=configuration, num_instances=1, requests_s=mix.at_rate(requests_s)
-        )
-
-    return _curves(prompts_only, load_on, late_share)
+    return both_curves(profile.with_lengths(one_token), mix, late_share)
 
 
 def decode_curves(

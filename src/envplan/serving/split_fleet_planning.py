@@ -6,7 +6,8 @@ least by them are replayed whole, with the transfers between. They get instances
 where that helps most, until enough requests meet their SLOs, and then as many less as do. Of the
 pairs that hold the one that draws least is taken.
 
-All classes share one pair of pools or, where they may not be merged, each has its own.
+All classes share one pair of pools or, where they may not be merged, each has its own. The same
+search finds the one pool of alike instances that run both phases for all classes.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.instances import Instances
-from envplan.serving.phase_curves import PhaseCurve, RequestMix, decode_curves, prefill_curves
+from envplan.serving.phase_curves import (
+    PhaseCurve,
+    RequestMix,
+    both_curves,
+    decode_curves,
+    prefill_curves,
+)
 from envplan.serving.plan_replay import FEW_DRAWS, NUM_DRAWS, PlanReplay, replay_plan
 from envplan.serving.profile import ServingProfile
+from envplan.serving.settings import Settings
 from envplan.serving.split_fleet import SplitFleet
 
 #: Configurations of a phase that are tried, and pairs of them that are replayed.
@@ -30,6 +38,8 @@ _CONFIGURATIONS: Final = 4
 _REPLAYED_PAIRS: Final = 4
 #: Share of the requests that may be late that each phase may make late by its curve.
 _LATE_SHARE_OF_PHASE: Final = 0.35
+#: The same of instances that run both phases.
+_LATE_SHARE: Final = 2 * _LATE_SHARE_OF_PHASE
 #: Instances are added one by one or, where there are many of a phase, this share of them.
 _GROWTH: Final = 1 / 8
 
@@ -90,6 +100,24 @@ def fleets_apart(
     return fleets
 
 
+def shared_fleet(
+    profile: ServingProfile, requests_s: Mapping[str, float], gpus: int, *, slo_quantile: float
+) -> HeldFleet:
+    """The fleet of alike instances that run both phases for all classes.
+
+    Args:
+        profile: with the SLOs to be met.
+        requests_s: requests per second by class.
+        gpus: at most.
+        slo_quantile: percent of requests that must meet their SLOs.
+
+    Raises:
+        NoAnswerError: none that was found holds within the GPUs.
+    """
+    mix = RequestMix(requests_s, Settings.link_bytes_s)
+    return _SharedSearch(profile, mix, gpus, slo_quantile / 100).best()
+
+
 @dataclass(frozen=True, eq=False)
 class _PairSearch:
     """The search for a prefill and a decode configuration, and the instances of each.
@@ -106,6 +134,9 @@ class _PairSearch:
     gpus: int
     target: float
 
+    #: The instances of its fleets, in words.
+    NAME: ClassVar[str] = "instances for prompts and others to decode"
+
     def best(self) -> HeldFleet:
         """The fleet of least power that holds, of those that are tried.
 
@@ -119,8 +150,8 @@ class _PairSearch:
                 held.append(found)
         if not held:
             raise NoAnswerError(
-                f"no fleet of instances for prompts and others to decode meets the SLOs of "
-                f"{100 * self.target:.4g}% of requests within {self.gpus} GPUs"
+                f"no fleet of {self.NAME} meets the SLOs of {100 * self.target:.4g}% of requests "
+                f"within {self.gpus} GPUs"
             )
         return min(held, key=lambda found: found.power_w)
 
@@ -208,15 +239,28 @@ class _PairSearch:
         return cache(lambda fleet: self._replay(fleet, FEW_DRAWS))
 
     def _replay(self, fleet: SplitFleet, num_draws: int) -> PlanReplay:
-        assert fleet.decode is not None
         load = self.mix.load(fleet.first, fleet.decode)
         return replay_plan(self.profile, [[load]], num_draws)
 
 
+class _SharedSearch(_PairSearch):
+    """The search for a configuration of alike instances that run both phases, and their number."""
+
+    NAME: ClassVar[str] = "alike instances"
+
+    def _estimated_fleets(self) -> list[SplitFleet]:
+        """The fleets of least power by their curves, within the GPUs."""
+        late_share = _LATE_SHARE * (1 - self.target)
+        power_w = self._candidates(both_curves(self.profile, self.mix, late_share))
+        ranked = sorted(power_w, key=power_w.__getitem__)
+        return [SplitFleet(instances) for instances in ranked if instances.gpus <= self.gpus]
+
+
 def _grown(fleet: SplitFleet) -> list[SplitFleet]:
     """The fleets with more instances of one phase, the smaller first, or else of both."""
-    assert fleet.decode is not None
     first = fleet.first.more(math.ceil(_GROWTH * fleet.first.count))
+    if fleet.decode is None:
+        return [SplitFleet(first)]
     decode = fleet.decode.more(math.ceil(_GROWTH * fleet.decode.count))
     fleets = [replace(fleet, first=first), replace(fleet, decode=decode)]
     return [*sorted(fleets, key=lambda each: each.gpus), SplitFleet(first, decode)]

@@ -108,7 +108,8 @@ def solve(
         typer.Option(
             "--disaggregated",
             rich_help_panel=FLEET,
-            help="Plan instances for prompts and others to decode, too; take what draws less.",
+            help="Plan instances for prompts and others to decode, too, and alike ones that all "
+            "classes share; take what draws least.",
         ),
     ] = False,
     kv_link: Annotated[
