@@ -167,10 +167,11 @@ lock: | $(BIN)/python
 		-o requirements/dev.txt pyproject.toml
 	$(UV_COMPILE) --group pyproject.toml:build --constraint requirements/dev.txt -o requirements/build.txt
 
-# Known faults of what the lock files name.
+# Known faults of what the lock files name. What cannot be looked up, as where a mirror stands for the
+# registry, is a failure: nothing is known of it then.
 audit: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet pip-audit
-	$(BIN)/pip-audit --require-hashes --disable-pip -r requirements/build.txt -r requirements/dev.txt
+	$(BIN)/pip-audit --strict --require-hashes --disable-pip -r requirements/build.txt -r requirements/dev.txt
 
 clean:
 	rm -rf $(VENV) build out

@@ -83,6 +83,7 @@ cdef extern from "serving/replay.hpp" namespace "envplan::serving" nogil:
         void finish() except +
         const vector[Instance]& instances()
         const SlotSeries& series()
+        const vector[double]& pool_energy()
         const Tally& tally()
         int64_t clock_changes()
         int64_t helped()
@@ -309,6 +310,10 @@ cdef class Replay:
             self.replay.too_long(), unservable, self.replay.preempted(),
             self.replay.transfers().count(), self.replay.transfers().bytes(),
         )
+
+    def pool_energy(self):
+        """Energy of the instances of each pool, J, by its number."""
+        return np.array(self.replay.pool_energy(), dtype=np.float64)
 
     def results(self):
         """Energy (J) and attained requests by slot; counts by class; clock changes; helped; squashed."""

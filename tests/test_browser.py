@@ -50,6 +50,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeline -o timeline.html
         solve {job} --straggler-time 4.6 -o waits.json
         report waits.json --no-compare -o waits.html
+        solve {job} -o still.json
+        report still.json --no-compare -o still.html
         frontier {job} --plot frontier.html --plans 9
         compare {job} --plot compare.html
         compare h100-gpt3-175b-8stage -m 8 --plot eight.html
@@ -150,6 +152,14 @@ def test_the_slider_of_a_report_starts_at_its_plan_and_its_straggler(
     said = saved.find_element(By.TAG_NAME, "b").text
     says(browser.one(".answer").text, "A straggler takes 4.600 s", f"{said} saved")
     assert browser.one("input[type=checkbox]").is_selected()
+
+
+def test_a_report_states_one_saving_of_its_plan(browser: Browser, pages: Path) -> None:
+    browser.visit(pages / "still.html", width=1400)
+    plan = browser.execute_script("return DATA.explorer.frontier.points.at(-1)")
+    stated = f"{plan['saved']:.1f}% saved"
+    says(browser.one(".answer").text, stated)
+    assert f"{stated}, no slowdown" in [one.text for one in browser.all("svg .saved")]
 
 
 @pytest.mark.parametrize("name", ["frontier", "eight"])

@@ -18,7 +18,7 @@ import pytest
 from cli_helpers import done, envplan, small_profile
 from envplan.check.files import KINDS, check_file
 from envplan.check.unproved import NOT_PROVED
-from envplan.errors import EnvplanError
+from envplan.errors import EnvplanError, InputError
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -228,7 +228,8 @@ def test_serving_clocks_that_a_user_named_are_not_proved(files: Path) -> None:
 
 def missed_columns(path: Path) -> set[str]:
     """Columns of a table that can be edited without `check` failing or listing them."""
-    header, *rows = csv.reader(io.StringIO(path.read_text()))
+    original = path.read_text()
+    header, *rows = csv.reader(io.StringIO(original))
     trusted = check_file(path).not_proved
     missed: set[str] = set()
     if "*" in trusted:
@@ -243,6 +244,7 @@ def missed_columns(path: Path) -> set[str]:
             changed[row][column] = str(edited(json.loads(cell))) if number else cell + "x"
             if passes(path, "\n".join(map(",".join, [header, *changed])) + "\n", field):
                 missed.add(field)
+    path.write_text(original)
     return missed
 
 
@@ -258,6 +260,35 @@ def test_edited_cell_of_a_table_of_today_is_found_or_listed(written: Path, name:
 
 def test_every_kind_of_file_says_what_is_not_proved() -> None:
     assert {kind.name for kind in KINDS} == NOT_PROVED.keys()
+
+
+def test_a_frontier_table_does_not_say_whose_energies_it_has(written: Path) -> None:
+    checked = check_file(written / "frontier.csv")
+    assert checked.kind == "frontier table"
+    assert {"iteration_time_s", "energy_j", "lower_bound_j"} <= set(checked.not_proved)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("savings_percent", 100), ("slowdown_percent", -100)]
+)
+def test_percents_that_no_baseline_has_are_refused(
+    written: Path, tmp_path: Path, column: str, value: int
+) -> None:
+    with (written / "frontier.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    rows[0][column] = str(value)
+    lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
+    (tmp_path / "edited.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(InputError, match="no baseline has such"):
+        check_file(tmp_path / "edited.csv")
+
+
+def test_a_site_plan_without_jobs_or_value_is_refused(files: Path, tmp_path: Path) -> None:
+    text = (files / "v0.1" / "site.json").read_text()
+    for change in ({"jobs": []}, {"jobs": [{**json.loads(text)["jobs"][0], "weight": 0}]}):
+        (tmp_path / "site.json").write_text(json.dumps({**json.loads(text), **change}))
+        with pytest.raises(InputError):
+            check_file(tmp_path / "site.json")
 
 
 def test_check_prints_what_is_not_proved(files: Path) -> None:

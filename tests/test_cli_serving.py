@@ -18,7 +18,7 @@ from envplan.check.files import check_file
 from envplan.errors import InputError
 from envplan.serving.profile import ServingProfile
 from fake_nvml import FakeNvml, fake_nvml
-from serving_helpers import write_profile
+from serving_helpers import rows_for_roles, write_profile
 from test_guard import wait_for
 
 __all__ = ["fake_nvml"]
@@ -71,8 +71,19 @@ def test_solve_apply_and_hold_in_a_row(tmp_path: Path) -> None:
     document = answered(*solve)
     assert document.pop("plan") == "serving-plan.json"
     assert document.pop("next") == "envplan serving apply serving-plan.json"
+    split = document.pop("savings_split")
     plan = json.loads((tmp_path / "serving-plan.json").read_text())
     assert document == plan
+    lower, highest = sorted(
+        plan["predicted"]["one_clock"], key=lambda fleet: fleet["frequency_mhz"]
+    )
+    largest_w = plan["predicted"]["baseline"]["power_w"]
+    assert sum(split.values()) == pytest.approx(plan["predicted"]["savings_percent"])
+    by_tp_w = largest_w - highest["power_w"]
+    assert split["parallelism_percent"] == pytest.approx(100 * by_tp_w / largest_w)
+    by_clock_w = max(0.0, highest["power_w"] - lower["power_w"])
+    assert split["clocks_percent"] == pytest.approx(100 * by_clock_w / largest_w)
+    assert "\nof these, by TP " in solved.out
     assert plan["schema"] == "envplan/serving-plan/v1"
     assert inside("apply").code == 0
     clocks = json.loads((tmp_path / "serving.clocks.json").read_text())
@@ -83,11 +94,38 @@ def test_solve_apply_and_hold_in_a_row(tmp_path: Path) -> None:
     assert f"GPU 0: {first['clock_mhz']} MHz" in held.out
     for name, kind in (("serving-plan.json", "plan"), ("serving.clocks.json", "clocks")):
         proved = check_file(tmp_path / name)
-        assert (proved.kind, len(proved.proved)) == (f"serving {kind}", 2)
+        assert proved.kind == f"serving {kind}"
+        assert len(proved.proved) >= 2
     broken = (tmp_path / "serving-plan.json").read_text().replace('"power_w": ', '"power_w": 1', 1)
     (tmp_path / "serving-plan.json").write_text(broken)
     with pytest.raises(InputError, match=r"the pools draw .* as stated"):
         check_file(tmp_path / "serving-plan.json")
+
+
+def test_a_fleet_with_roles_is_planned_applied_proved_and_replayed(tmp_path: Path) -> None:
+    write_profile(tmp_path / "my.csv", rows_for_roles([1]), kv_bytes_per_token=1e5)
+    solved = inside("solve", "my.csv", "--load", "MM=5000", "--gpus", 30, "--disaggregated")
+    says(solved.out, "pool and role", "MM prefill", "MM decode", "apart draws", "% less")
+    plan = json.loads((tmp_path / "serving-plan.json").read_text())
+    assert plan["asked"]["kv_link_bytes_s"] == 50e9
+    assert plan["predicted"]["apart"]["power_w"] < plan["predicted"]["together"]["power_w"]
+    assert check_file(tmp_path / "serving-plan.json").kind == "serving plan"
+    done("serving apply --clocks 1000,2000 -q")
+    clocks = json.loads((tmp_path / "serving.clocks.json").read_text())
+    assert [instance["role"] for instance in clocks["instances"]] == ["prefill", "decode"]
+    trace = ["timestamp,input_tokens,output_tokens"]
+    trace += [f"{second / 4:g},600,220" for second in range(400)]
+    (tmp_path / "trace.csv").write_text("\n".join(trace) + "\n")
+    replayed = answered(
+        *("simulate", "my.csv", "--trace", "trace.csv", "--fleet", "serving-plan.json"),
+        *("--gpus", 30),
+    )
+    assert replayed["slo_attainment"] > 0.99
+    graph = answered("apply", "--format", "dynamo", "--clocks", "1000,2000")["document"]
+    types = [component["type"] for component in graph["spec"]["components"]]
+    assert types == ["prefill", "decode"]
+    refused = inside("apply", "--format", "keda", "--clocks", "1000,2000")
+    assert_refused(refused, 2, "--format dynamo writes such plans")
 
 
 def test_apply_warns_where_a_slower_clock_leaves_an_slo_unproven() -> None:
@@ -181,6 +219,23 @@ def test_simulate_writes_what_happens_over_time(tmp_path: Path) -> None:
     assert_refused(over, 2, "trace.csv", "is an input itself")
     table = inside("simulate", "--trace", "trace.csv", "--load-factor", "0.5")
     assert "energy (kWh)" in table.out
+
+
+def test_fixed_fleets_are_looked_for_unless_they_are_not_wanted_or_take_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = "\n".join(f"{second},500,100" for second in range(60))
+    (tmp_path / "t.csv").write_text(f"timestamp,input_tokens,output_tokens\n{rows}\n")
+    command = ("simulate", "--trace", "t.csv")
+    assert answered(*command)["fixed_fleets"]["highest_clock"]
+    alone = answered(*command, "--no-baselines")
+    assert not alone.keys() & {"fixed_fleets", "savings_split"}
+    assert "never change" not in inside(*command, "--no-baselines").out
+    monkeypatch.setattr("envplan.cli.serving.replay._MOST_WITH_BASELINES", 59)
+    assert "60 requests: policies are not set beside" in inside(*command).err
+    (policy,) = answered("compare", "--trace", "t.csv", "--policies", "envplan")["policies"]
+    assert "fixed_fleets" not in policy
+    assert answered(*command, "--baselines")["savings_split"]
 
 
 def test_costs_count_gpu_hours_and_what_the_site_draws_besides() -> None:

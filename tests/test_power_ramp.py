@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from cli_helpers import done, refused, says
 from envplan import Pipeline, Plan, Profile
 from envplan.errors import NoAnswerError
 from envplan.plan import replay_plan
-from envplan.request.limits.power_ramp import PowerOverTime
+from envplan.replay import Replay
+from envplan.request.limits.power_ramp import PowerOverTime, _distinct
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import ENERGY_UNITS_PER_J
 from plan_checks import assert_answers
@@ -163,3 +165,25 @@ def test_solve_check_and_apply_know_the_limit(folder: Path) -> None:
     refused("apply plan.json", "more than the 100 W/s allowed")
     refused(f"solve {job} --ramp-limit 10", "the least found is", code=1)
     refused(f"solve {job} --ramp-window 2s", "ramp_window goes with a ramp_limit (--ramp-limit W)")
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=30))
+def test_distinct_times_are_those_of_numpy(times_ns: list[int]) -> None:
+    assert _distinct(np.array(times_ns)).tolist() == np.unique(times_ns).tolist()
+
+
+def test_a_refusal_looks_once_at_each_replay(
+    frontier: Frontier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: Counter[bytes] = Counter()
+    of_replay = PowerOverTime.of_replay
+
+    def counted(replay: Replay, sync_ns: int) -> PowerOverTime:
+        looked[replay.rows.tobytes()] += 1
+        return of_replay(replay, sync_ns)
+
+    monkeypatch.setattr(PowerOverTime, "of_replay", counted)
+    with pytest.raises(NoAnswerError, match="no plan was found whose power changes"):
+        frontier.plan(ramp_limit=1e-3)
+    # Starts lead to some replays in several ways, but none was looked at for each question anew.
+    assert sum(looked.values()) < 2 * len(looked)

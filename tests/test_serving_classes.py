@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, done, envplan, told
@@ -21,8 +21,11 @@ from envplan.serving.classes import (
     RequestClasses,
     check_classes,
 )
+from envplan.serving.given_fleet import parse_fleet
+from envplan.serving.observed_trace import observe_trace
 from envplan.serving.profile import ServingProfile
-from envplan.serving.replay import compare_policies, simulate
+from envplan.serving.replay import compare_policies, replay_fixed, simulate
+from envplan.serving.settings import Settings
 from envplan.serving.trace import Trace
 
 TOKENS = st.integers(1, 30)
@@ -197,6 +200,40 @@ def test_a_trace_is_sorted_into_the_classes_of_the_profile() -> None:
     result = simulate(profile, hour, "envplan")
     assert result.slo_attainment_by_class.keys() == {"all"}
     assert result.requests == len(hour)
+
+
+@given(some_classes())
+@settings(max_examples=8, deadline=None)
+def test_classes_of_one_slo_replay_alike_where_outputs_are_known(classes: RequestClasses) -> None:
+    """Then a request's class says nothing that matters to routing, admission or the order."""
+    apart = RequestClasses(
+        request_class.model_copy(
+            update={
+                "ttft_slo_s": 4.0,
+                "input_tokens_up_to": times_100(request_class.input_tokens_up_to),
+                "output_tokens_up_to": times_100(request_class.output_tokens_up_to),
+            }
+        )
+        for request_class in classes.values()
+    )
+    together = RequestClasses([apart[apart.names[-1]]])
+    hour = Trace.open("azure-2023-conversation").before(300.0)
+    known = Settings(predicted_lengths="true")
+    replayed = []
+    for stated in (apart, together):
+        profile = ServingProfile.builtin().with_classes(stated)
+        observed = observe_trace(profile, hour, known)
+        fleet = parse_fleet("1xTP4@1200", profile.classes)
+        replayed.append(replay_fixed("", fleet, observed, known))
+    found, expected = replayed
+    assert found.energy_j == pytest.approx(expected.energy_j)
+    assert found.slo_attainment == expected.slo_attainment
+    assert 0 < found.slo_attainment < 1
+    assert (found.ttft_s, found.tbt_s) == (expected.ttft_s, expected.tbt_s)
+
+
+def times_100(bound: int | None) -> int | None:
+    return None if bound is None else 100 * bound
 
 
 def test_as_many_classes_as_there_may_be_run_under_every_policy() -> None:

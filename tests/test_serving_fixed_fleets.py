@@ -9,7 +9,7 @@ import pytest
 from envplan.errors import InputError
 from envplan.serving import hierarchical_plan
 from envplan.serving.classes import DEFAULT_CLASSES as CLASSES
-from envplan.serving.fixed_fleets import FixedFleets, single_pool
+from envplan.serving.fixed_fleets import FixedFleets, rivals_of, single_pool
 from envplan.serving.given_fleet import fleet_of_plan, parse_fleet, require_performance
 from envplan.serving.instances import Instances
 from envplan.serving.observed_trace import observe_trace
@@ -115,3 +115,16 @@ def test_instances_that_the_profile_does_not_know_are_named() -> None:
 def test_a_fleets_name_is_how_it_is_written() -> None:
     assert str(Instances(Configuration(4, 1200), 3)) == "3xTP4@1200"
     assert Path(str(Instances(Configuration(4, 1200), 3))).name == "3xTP4@1200"
+
+
+def test_progress_of_the_search_goes_up_to_its_end() -> None:
+    settings = Settings(max_gpus=24)
+    observed = observe_trace(PROFILE, TALK, settings)
+    policies = [simulate(PROFILE, TALK, name, settings) for name in ("envplan", "SinglePool")]
+    told: list[tuple[int, int]] = []
+    found = rivals_of(observed, settings, policies, lambda done, count: told.append((done, count)))
+    assert [rivals.policy for rivals in found] == policies
+    assert told == sorted(told)
+    assert len({count for _, count in told}) == 1
+    assert told[-1][0] == told[-1][1]
+    assert len(told) > len(policies)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +22,13 @@ from envplan.serving.apply import apply_serving_plan
 from envplan.serving.classes import Slo
 from envplan.serving.fleet_controller import TimeCounts
 from envplan.serving.performance import Configuration
+from envplan.serving.phase_curves import RequestMix
 from envplan.serving.plan_replay import replay_group
 from envplan.serving.profile import MeanLengths
 from envplan.serving.replayed_curves import Promise, highest_load, replay_curves
+from envplan.serving.split_fleet_planning import fleets_apart, shared_fleet
 from envplan.serving.steady_replay import SteadyLoad, replay_steadily
-from serving_helpers import write_profile
+from serving_helpers import rows_for_roles, write_profile
 
 #: Seconds of a prompt's token, and of a decode step, at the highest clock of one GPU.
 PROMPT_TOKEN_S, STEP_S = 1e-4, 0.02
@@ -48,6 +51,15 @@ def small_profile() -> ServingProfile:
     memory = {"1": MEMORY_TOKENS, "2": 3 * MEMORY_TOKENS}
     with TemporaryDirectory() as folder:
         path = write_profile(Path(folder, "small.csv"), rows, kv_tokens=memory)
+        return ServingProfile.read_csv(path)
+
+
+@cache
+def roles_profile() -> ServingProfile:
+    """Clocks that prompts need and decoding does not; contexts have a size."""
+    rows = rows_for_roles([1, 2])
+    with TemporaryDirectory() as folder:
+        path = write_profile(Path(folder, "roles.csv"), rows, kv_bytes_per_token=1e5)
         return ServingProfile.read_csv(path)
 
 
@@ -75,6 +87,143 @@ def test_no_plan_meets_less_than_it_states_in_ten_other_draws(
             for seed in range(10):
                 replay = replay_steadily(profile, load, duration_s=duration_s, seed=seed)
                 assert replay.attainment >= group.attainment
+
+
+@settings(max_examples=3, deadline=None)
+@given(
+    loads=st.fixed_dictionaries(
+        {},
+        optional={name: st.floats(50, 3000) for name in ("SS", "MM", "LL")},
+    ).filter(bool),
+    quantile=st.sampled_from([95.0, 99.0]),
+    merge=st.booleans(),
+)
+def test_no_fleet_with_roles_meets_less_than_it_states_in_ten_other_draws(
+    loads: dict[str, float], quantile: float, merge: bool
+) -> None:
+    profile = roles_profile()
+    requests_s = {name: load / profile.classes[name].tokens for name, load in loads.items()}
+    fleets = fleets_apart(
+        profile, requests_s, 1000, slo_quantile=quantile, link_bytes_s=1e9, merge=merge
+    )
+    assert [name for held in fleets for name in held.requests_s] == list(loads)
+    for held in fleets:
+        (stated, _) = held.replay.groups[0]
+        assert stated.attainment >= quantile / 100
+        assert held.fleet.decode is not None
+        mix = RequestMix(held.requests_s, 1e9)
+        load = mix.load(held.fleet.first, held.fleet.decode)
+        duration_s = max(3600.0, load.duration_for(4000))
+        for seed in range(10):
+            replay = replay_steadily(profile, load, duration_s=duration_s, seed=seed)
+            assert replay.attainment >= stated.attainment
+
+
+@settings(max_examples=3, deadline=None)
+@given(
+    loads=st.fixed_dictionaries(
+        {},
+        optional={name: st.floats(50, 3000) for name in ("SS", "MM", "LL")},
+    ).filter(bool)
+)
+def test_no_shared_fleet_meets_less_than_it_states_in_ten_other_draws(
+    loads: dict[str, float],
+) -> None:
+    profile = roles_profile()
+    requests_s = {name: load / profile.classes[name].tokens for name, load in loads.items()}
+    held = shared_fleet(profile, requests_s, 1000, slo_quantile=99.0)
+    ((stated,),) = held.replay.groups
+    assert held.fleet.decode is None
+    load = RequestMix(requests_s, 1e9).load(held.fleet.first, None)
+    for seed in range(10):
+        duration_s = max(3600.0, load.duration_for(4000))
+        replay = replay_steadily(profile, load, duration_s=duration_s, seed=seed)
+        assert replay.attainment >= stated.attainment >= 0.99
+
+
+def test_classes_may_share_alike_instances_where_that_draws_less() -> None:
+    loads = {"SS": 300.0, "MM": 800.0}
+    planning = Planning(planner="hierarchical", disaggregated=True)
+    plan = plan_fleet(roles_profile(), loads, 6, planning)
+    alone = plan_fleet(roles_profile(), loads, 6, Planning(planner="hierarchical"))
+    together = plan.predicted.together
+    assert together is not None
+    assert plan.power <= together.power_w <= alone.power
+    assert plan.check(roles_profile())
+
+
+@cache
+def plan_of_roles(link_bytes_s: float = 50e9) -> ServingPlan:
+    planning = Planning(merge=False, disaggregated=True, kv_link_bytes_s=link_bytes_s)
+    return plan_fleet(roles_profile(), {"MM": 5_000.0}, 30, planning)
+
+
+def test_the_better_of_both_is_planned_and_says_what_the_other_takes() -> None:
+    plan = plan_of_roles()
+    predicted = plan.predicted
+    assert predicted.together is not None
+    assert predicted.apart is not None
+    assert plan.power == min(predicted.together.power_w, predicted.apart.power_w)
+    assert plan.pools[0].has_roles == (predicted.apart.power_w < predicted.together.power_w)
+
+
+def test_prompts_run_fast_and_decoding_slowly() -> None:
+    plan = plan_of_roles()
+    (pool,) = plan.pools
+    assert [group.role for group in pool.groups] == ["prefill", "decode"]
+    prefill, decode = pool.groups
+    assert prefill.frequency_mhz == 2000
+    assert decode.frequency_mhz == 1000
+    assert plan.check(roles_profile())[0].startswith("served within their SLOs, when replayed")
+
+
+@pytest.mark.parametrize(
+    ("place", "changes", "words"),
+    [
+        (0, {"role": None}, "a group for prefill, then one for decode"),
+        (1, {"role": "prefill"}, "a group for prefill, then one for decode"),
+        (1, {"load_tokens_s": 1.0}, "its instances that decode carry"),
+        (1, {"power_w": 1.0}, "for decode: power_w is"),
+        (0, {"attainment": 1.0}, "for prefill: attainment is"),
+    ],
+)
+def test_roles_and_their_figures_are_proved(
+    tmp_path: Path, place: int, changes: dict[str, Any], words: str
+) -> None:
+    plan = plan_of_roles()
+    document = json.loads(plan.model_dump_json(by_alias=True))
+    document["pools"][0]["groups"][place].update(changes)
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=words):
+        ServingPlan.load(path).check(roles_profile())
+
+
+def test_a_slow_network_costs_a_plan_its_roles() -> None:
+    """Contexts of 600 tokens take 60 s each at 1 MB/s: tokens come too late."""
+    plan = plan_of_roles(link_bytes_s=1e6)
+    assert not plan.pools[0].has_roles
+    assert plan.predicted.apart is None
+
+
+def test_roles_want_the_size_of_contexts() -> None:
+    with pytest.raises(InputError, match="kv_bytes_per_token"):
+        plan_fleet(small_profile(), {"SS": 100.0}, 8, Planning(disaggregated=True))
+
+
+def test_roles_are_applied_and_a_lower_clock_is_proved_with_both() -> None:
+    profile = roles_profile()
+    plan = plan_of_roles()
+    applied = apply_serving_plan(plan, profile, clocks=parse_clocks("1000,2000"))
+    assert {instance.role for instance in applied.instances} == {"prefill", "decode"}
+    prefill, decode = plan.pools[0].groups
+    assert len(applied.instances) == prefill.instances + decode.instances
+    slower = apply_serving_plan(plan, profile, clocks=parse_clocks("1000,1960"))
+    by_role = {instance.role: instance.slo_proven for instance in slower.instances}
+    assert by_role["decode"]
+    (load,) = plan.group_loads(profile)[0]
+    at_1000 = replace(load, configuration=Configuration(prefill.tp, 1000))
+    assert by_role["prefill"] == (replay_group(profile, at_1000).attainment >= 0.99)
 
 
 def test_memory_limits_what_an_instance_carries() -> None:

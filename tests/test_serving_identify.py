@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cli_helpers import envplan
 from envplan.errors import InputError
 from envplan.serving.builtin import builtin_profiles
+from envplan.serving.identify.benchmark import Benchmark
 from envplan.serving.identify.catalogue import language_model, serving_gpu
 from envplan.serving.identify.fit import Level, fit_factors
 from envplan.serving.identify.sweep_files import SweepFacts, read_sweep, rows_of_one_profile
@@ -167,3 +168,36 @@ def test_the_built_in_profiles_of_todays_models_hold_together(name: str) -> None
 
 def test_the_list_of_built_in_profiles_has_todays_models() -> None:
     assert set(NEW_PROFILES) < set(builtin_profiles())
+
+
+def table_row(tmp_path: Path, model: str, precision: str, tp: int, concurrency: int) -> Benchmark:
+    path = tmp_path / "table.csv"
+    header = "backend,model_path,system,precision,mode,isl,osl,concurrency,tp_size,ttft_ms,tpot_ms"
+    row = f"sglang,{model},b200_sxm,{precision},agg,8192,1024,{concurrency},{tp},1480,34"
+    path.write_text(f"{header}\n{row}\n")
+    return read_sweep(path)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        ("Qwen/Qwen3-32B", "bf16"),
+        ("Qwen/Qwen3-32B-FP8", "fp8"),
+        ("openai/gpt-oss-120b", "fp4"),
+        ("deepseek-ai/DeepSeek-R1", "fp8"),
+    ],
+)
+def test_weights_are_as_published_where_a_row_does_not_say(
+    tmp_path: Path, model: str, precision: str
+) -> None:
+    assert table_row(tmp_path, model, "", tp=8, concurrency=4).precision == precision
+
+
+def test_requests_that_were_served_did_not_wait_for_memory_that_nobody_knows(
+    tmp_path: Path,
+) -> None:
+    """89% of four B200 are less than the weights of DeepSeek-R1, and 32 requests ran on them."""
+    row = table_row(tmp_path, "deepseek-ai/DeepSeek-R1", "fp8", tp=4, concurrency=32)
+    assert row.max_batch == row.batch_size == 32
+    larger = table_row(tmp_path, "deepseek-ai/DeepSeek-R1", "fp8", tp=8, concurrency=512)
+    assert larger.batch_size == larger.max_batch < 512

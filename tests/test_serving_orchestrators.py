@@ -21,8 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, done, envplan, told
+from envplan.errors import InputError
+from envplan.serving.apply import apply_serving_plan
 from envplan.serving.hierarchical_planner import hierarchical_plan
-from envplan.serving.orchestrators import _unused_name
+from envplan.serving.orchestrators import (
+    ORCHESTRATORS,
+    FleetOrder,
+    _unused_name,
+    deployments_of,
+)
 from envplan.serving.plan import ServingPlan
 from envplan.serving.profile import ServingProfile
 
@@ -169,6 +176,39 @@ def test_keda_scales_each_deployment_of_the_stack_at_its_planned_load(plan: Serv
     stays_s = group.ttft_s + (request_class.output_tokens - 1) * group.tbt_s
     threshold = float(scaled[0]["spec"]["triggers"][0]["metadata"]["threshold"])
     assert threshold == pytest.approx(max(1.0, rate * stays_s), rel=1e-3)
+
+
+def test_instances_with_roles_are_dynamos_prefill_and_decode(plan: ServingPlan) -> None:
+    pool = plan.pools[0]
+    group = pool.groups[0]
+    both = [group.model_copy(update={"role": role}) for role in ("prefill", "decode")]
+    apart = plan.model_copy(update={"pools": [pool.model_copy(update={"groups": both})]})
+    instances = apply_serving_plan(plan, ServingProfile.builtin())
+    deployments = deployments_of(apart, ServingProfile.builtin(), instances)
+    order = FleetOrder(
+        name="g",
+        model="org/name",
+        image="vllm:1",
+        prometheus="",
+        plan_sha256="",
+        deployments=deployments,
+    )
+    document = ORCHESTRATORS["dynamo"].document(order)
+    jsonschema.validate(document, DYNAMO)
+    assert [component["type"] for component in document["spec"]["components"]] == [
+        "prefill",
+        "decode",
+    ]
+    (whole,) = (
+        deployment.requests_inside
+        for deployment in deployments_of(plan, ServingProfile.builtin(), instances)
+        if deployment.name == f"{pool.request_class.lower()}-tp{group.tp}-{group.frequency_mhz}"
+    )
+    inside = sum(deployment.requests_inside for deployment in deployments)
+    assert whole <= inside <= whole + 1
+    for name in ("production-stack", "keda"):
+        with pytest.raises(InputError, match="prefill and decode apart"):
+            ORCHESTRATORS[name].document(order)
 
 
 def test_scaled_objects_fit_kedas_definition(plan: ServingPlan) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -13,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
-from envplan.serving.classes import CLASSES, Slo
-from envplan.serving.exact_planner import exact_plan
+from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, Slo
+from envplan.serving.exact_planner import exact_plan, possible_promises
 from envplan.serving.hierarchical_planner import (
     choose_instances,
     hierarchical_plan,
@@ -297,3 +298,28 @@ def test_a_plan_of_either_planner_for_any_profile_keeps_its_slos(
         assert plan.check(profile)
         power[plan.planner] = plan.power
     assert power["exact"] <= power["hierarchical"] * (1 + 1e-5) + 0.01
+
+
+def test_pools_of_longer_classes_for_the_same_guests_are_not_planned() -> None:
+    profile = ServingProfile.builtin().with_classes(DEFAULT_CLASSES)
+
+    def pool_classes(*names: str) -> set[str]:
+        request = PlanRequest.create(profile, dict.fromkeys(names, 1000.0), gpus=64)
+        return {promise.request_class for promise in possible_promises(profile, request)}
+
+    assert pool_classes("SS", "MM", "LL") == {"SS", "MM", "LL"}
+    assert pool_classes("SL", "MS") == {"SL", "MS", "ML"}
+    no_ml = {key: curve for key, curve in profile.curves.items() if key.request_class != "ML"}
+    profile = replace(profile, curves=no_ml)
+    assert pool_classes("SL", "MS") == {"SL", "MS", "ML", "LL"}
+
+
+def test_nothing_is_lost_by_leaving_out_pools_of_longer_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile, loads = ServingProfile.builtin(), {"SS": 3000.0, "MM": 900.0}
+    plan = exact_plan(profile, loads, 64, time_limit=60)
+    every_class = "envplan.serving.exact_planner._useful_pool_classes"
+    monkeypatch.setattr(every_class, lambda profile, request: list(profile.classes))
+    unpruned = exact_plan(profile, loads, 64, time_limit=60)
+    assert plan.power == pytest.approx(unpruned.power, rel=1e-5)

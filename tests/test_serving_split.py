@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
+from envplan.serving.given_fleet import require_performance
+from envplan.serving.instances import Instances
+from envplan.serving.observed_trace import observe_trace
+from envplan.serving.performance import Configuration
 from envplan.serving.profile import ServingProfile
-from envplan.serving.replay import compare_policies
+from envplan.serving.replay import compare_policies, replay_fixed
 from envplan.serving.settings import Settings
+from envplan.serving.split_fleet import SplitFleet, SplitFleetController
 from envplan.serving.split_planner import fewest_instances
 from envplan.serving.trace import Trace
 from serving_helpers import write_profile
@@ -91,3 +97,40 @@ def test_without_the_size_of_contexts_nothing_is_sent(tmp_path: Path) -> None:
 def test_the_fewest_instances_are_found(needed: int, most: int) -> None:
     found = fewest_instances(lambda count: count >= needed, most)
     assert found == (needed if needed <= most else None)
+
+
+@given(seed=st.integers(0, 100), prompts=st.integers(1, 3), decoding=st.integers(1, 3))
+@settings(max_examples=15, deadline=None)
+def test_the_energy_of_both_pools_is_that_of_the_replay(
+    seed: int, prompts: int, decoding: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        profile = split_profile(Path(folder), kv_bytes_per_token=1e5)
+    random = np.random.default_rng(seed)
+    arrival_s = np.cumsum(random.exponential(0.1, 300))
+    inputs = random.integers(10, 3000, 300).astype(np.int32)
+    outputs = random.integers(1, 300, 300).astype(np.int32)
+    trace = Trace("drawn", arrival_s, inputs, outputs, np.full(300, 4, np.uint8))
+    fleet = SplitFleet(
+        Instances(Configuration(1, 2000), prompts), Instances(Configuration(1, 1000), decoding)
+    )
+    controller = SplitFleetController(observe_trace(profile, trace, SETTINGS), SETTINGS, fleet)
+    results = controller.finish()
+    energy_j = controller.pool_energy_j()
+    assert len(energy_j) == 2
+    assert sum(energy_j) == pytest.approx(float(results.slot_energy_j.sum()), rel=1e-9)
+    idle_j = 50 * trace.duration_s
+    assert energy_j[0] >= prompts * idle_j * (1 - 1e-9)
+    assert energy_j[1] >= decoding * idle_j * (1 - 1e-9)
+
+
+def test_a_trace_is_replayed_on_a_given_fleet_with_roles(tmp_path: Path) -> None:
+    profile = split_profile(tmp_path, kv_bytes_per_token=1e5)
+    fleet = SplitFleet(Instances(Configuration(1, 2000), 3), Instances(Configuration(1, 1000), 3))
+    result = replay_fixed("given", fleet, observe_trace(profile, busy_trace(), SETTINGS), SETTINGS)
+    assert result.gpus_mean == 6
+    assert result.slo_attainment > 0.9
+    require_performance(fleet, profile.performance)
+    lacking = SplitFleet(fleet.first, Instances(Configuration(2, 1000), 1))
+    with pytest.raises(InputError, match="no TP2 at 1000 MHz"):
+        require_performance(lacking, profile.performance)

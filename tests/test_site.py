@@ -314,6 +314,14 @@ def test_a_deadline_moves_power_to_the_job_that_has_one() -> None:
     assert max(interval.gap for interval in plan.intervals) < 0.01
 
 
+def test_jobs_that_may_lose_nothing_have_deadlines() -> None:
+    """The linear program of the day then has no variables."""
+    rigid = job(flexible=0.0, iterations=10, by_s=HOUR_S)
+    plan = plan_site([rigid], hours(2 * full_power_w([rigid])))
+    assert plan.throughput_loss_percent == pytest.approx(0.0, abs=1e-9)
+    assert plan.jobs[0].iterations_made == pytest.approx(HOUR_S * rigid.full_throughput)
+
+
 @pytest.mark.parametrize(
     ("iterations", "by_s", "error", "words"),
     [
@@ -400,6 +408,7 @@ def test_a_file_of_jobs_over_a_day(folder: Path) -> None:
         ("[[jobs]]\nname = 'a'\nfrontier = 'jobs/a.json'\nflexible = 'much'", "flexible"),
         ("[[jobs]]\nname = 'a'\nfrontier = 'jobs/a.json'\nby = '8h'", "both iterations and by"),
         ("[[jobs]]\nname = 'a'\nfrontier = 'jobs/a.json'\nwieght = 2", "wieght"),
+        ("[[jobs]]\nname = 'a'\nfrontier = 'jobs/a.json'\ntp = 8", "gpus_per_stage"),
         ("[[jobs]]\nname = 'a'\nfrontier = 'jobs/a.json'\n" * 2, "two jobs are called a"),
         ("[[jobs]]\nname = 'a'\nfrontier = 'jobs/none.json'", "none.json"),
         ("not toml", "is not valid TOML"),
@@ -613,7 +622,9 @@ def test_check_proves_a_plan_by_peaks_from_the_profiles(folder: Path) -> None:
     )
     says(done("site site.toml --power 1200W --plan-power peak"), "all peaks at once")
     says(
-        done("check site.json"), "peaks, replayed with the profiles", "no plans of these frontiers"
+        done("check site.json"),
+        "peaks, replayed with the profiles",
+        "no plans of these ladders and frontier files",
     )
     document = json.loads((folder / "site.json").read_text())
     document["plan_power"] = "average"
@@ -622,6 +633,17 @@ def test_check_proves_a_plan_by_peaks_from_the_profiles(folder: Path) -> None:
     ran = envplan("site", "site.toml", "--power", "1200W", "--plan-power", "peak", "--shed")
     assert ran.code == 2
     assert "--shed compares mean powers" in ran.err
+
+
+def test_a_plan_by_peaks_is_proved_from_another_folder(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    done("profile --backend modelled --gpu a40 --model llama3-8b --pp 2 -o p.csv")
+    done("frontier p.csv -m 4 -o a.json")
+    (folder / "site.toml").write_text('[[jobs]]\nname = "a"\nfrontier = "a.json"\n')
+    done("site site.toml --power 9kW --plan-power peak")
+    for name in ("a.json", "site.json"):
+        ran = envplan("check", f"../{name}", cwd=folder / "elsewhere")
+        assert ran.code == 0, ran.err
 
 
 def test_the_power_of_a_serving_fleet_is_reserved_as_its_replay_writes_it(folder: Path) -> None:

@@ -25,6 +25,7 @@ from envplan.site.signal import read_signal
 from envplan.site.watch import SiteWatch
 from envplan.site.watch_events import (
     AllFollow,
+    NotFollowing,
     OrdersFailed,
     OrdersLost,
     OrdersWritten,
@@ -274,6 +275,15 @@ class Grid(BaseHTTPRequestHandler):
     text = b"70%"
 
     def do_GET(self) -> None:
+        if self.path == "/cut":
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(self.text)
+            return
+        if self.path == "/strange":
+            self.wfile.write(b"no HTTP\r\n\r\n")
+            return
         self.send_response(200 if self.path == "/signal" else 404)
         self.end_headers()
         self.wfile.write(self.text)
@@ -298,8 +308,9 @@ def test_a_signal_may_be_at_a_url(grid: str) -> None:
     assert read_signal(f"{grid}/signal", 1000.0).power_w == pytest.approx(700.0)
     with pytest.raises(InputError, match="Not Found"):
         read_signal(f"{grid}/nothing", 1000.0)
-    with pytest.raises(InputError, match="cannot be read"):
-        read_signal("http://127.0.0.1:9/signal", 1000.0)
+    for url in ("http://127.0.0.1:9/signal", f"{grid}/cut", f"{grid}/strange", f"{grid}/a b"):
+        with pytest.raises(InputError, match="cannot be read"):
+            read_signal(url, 1000.0)
 
 
 # Following a signal
@@ -414,11 +425,44 @@ def test_first_orders_that_cannot_be_written_are_tried_again_and_all_are_waited_
     (watched.folder / "b.order.json").rmdir()
     (written,) = watched.events()
     assert isinstance(written, OrdersWritten)
-    assert [order.job for order in written.orders] == ["b"]
+    assert [order.job for order in written.orders] == ["a", "b"]
     watched.all_ranks_follow()
     (followed,) = watched.events()
     assert isinstance(followed, AllFollow)
     assert followed.jobs == ["a", "b"]
+
+
+def test_until_all_orders_are_written_nobody_says_that_all_follow(watched: Watched) -> None:
+    watched.signal.write_text("90%")
+    (watched.folder / "b.order.json").mkdir()
+    watched.events()
+    job = watched.jobs[0]
+    assert job.ladder is not None
+    assert job.run_log is not None
+    order = Order.load(watched.folder / "a.order.json")
+    for rank in range(job.ladder.freqplan.world_size):
+        log(job.run_log, follows(rank, order.sequence))
+    assert watched.events() == []
+    (watched.folder / "b.order.json").rmdir()
+    watched.events()
+    watched.all_ranks_follow()
+    (followed,) = watched.events()
+    assert isinstance(followed, AllFollow)
+    assert followed.jobs == ["a", "b"]
+    assert watched.events() == []
+
+
+def test_a_silent_job_is_given_up_though_other_orders_cannot_be_written(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched.signal.write_text("90%")
+    (watched.folder / "b.order.json").mkdir()
+    watched.events()
+    monkeypatch.setattr("envplan.site.acknowledgements._GIVE_UP_AFTER_S", -1.0)
+    (silent,) = watched.events()
+    assert isinstance(silent, NotFollowing)
+    assert silent.jobs == ["a"]
+    assert watched.events() == []
 
 
 def test_where_orders_cannot_be_written_it_is_tried_again(watched: Watched) -> None:
@@ -430,7 +474,7 @@ def test_where_orders_cannot_be_written_it_is_tried_again(watched: Watched) -> N
     (watched.folder / "b.order.json").rmdir()
     (written,) = watched.events()
     assert isinstance(written, OrdersWritten)
-    assert [order.job for order in written.orders] == ["b"]
+    assert [order.job for order in written.orders] == ["a", "b"]
 
 
 def test_a_plan_that_cannot_be_written_ends_no_watch_and_is_tried_again(watched: Watched) -> None:

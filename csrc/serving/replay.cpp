@@ -53,7 +53,7 @@ void Replay::check_clock(int32_t size, int32_t clock) const {
 }
 
 int32_t Replay::start(int32_t pool, int32_t size, int32_t clock, bool managed, double ready_at) {
-  Router::check_pool(pool);
+  make_pool(pool);
   check_clock(size, clock);
   require(!std::isnan(ready_at), "a time is no number");
   Instance i;
@@ -74,6 +74,12 @@ int32_t Replay::start(int32_t pool, int32_t size, int32_t clock, bool managed, d
   return id;
 }
 
+void Replay::make_pool(int32_t pool) {
+  Router::check_pool(pool);
+  const auto pools = static_cast<std::size_t>(pool) + 1;
+  if (pool_energy_.size() < pools) pool_energy_.resize(pools, 0.0);
+}
+
 void Replay::retire(int32_t id) {
   Instance& i = instance(id);
   if (i.phase == Phase::kGone || i.leaving) return;
@@ -89,7 +95,7 @@ void Replay::retire(int32_t id) {
 
 void Replay::move(int32_t id, int32_t pool, int32_t clock, bool managed) {
   Instance& i = instance(id);
-  Router::check_pool(pool);
+  make_pool(pool);
   check_clock(i.size, clock);
   const bool serves = router_.remove(id, i.pool);
   i.pool = pool;
@@ -119,7 +125,12 @@ void Replay::pass_time(Instance& i) {
       watts = joules / seconds;
     }
   }
-  if (watts > 0) series_.add_energy(watts, i.since, now_);
+  if (watts > 0) {
+    series_.add_energy(watts, i.since, now_);
+    const double until = std::min(now_, options_.end_s);
+    if (i.since < until)
+      pool_energy_[static_cast<std::size_t>(i.pool)] += watts * (until - i.since);
+  }
   i.since = now_;
 }
 

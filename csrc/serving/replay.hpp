@@ -95,6 +95,9 @@ class Replay {
   double now() const { return now_; }
   const std::vector<Instance>& instances() const { return instances_; }
   const SlotSeries& series() const { return series_; }
+  // Energy of the instances of each pool, J, by its number. What an instance that moves draws
+  // counts for its new pool from its last event on.
+  const std::vector<double>& pool_energy() const { return pool_energy_; }
   const Tally& tally() const { return tally_; }
   int64_t clock_changes() const { return clocks_.changes(); }
   int64_t helped() const { return helped_; }
@@ -114,6 +117,7 @@ class Replay {
   Instance& instance(int32_t id);
   void check_clock(int32_t size, int32_t clock) const;
   const Tables& tables(const Instance& i) const;
+  void make_pool(int32_t pool);  // unless it is there
   int32_t number(const Instance& i) const { return static_cast<int32_t>(&i - instances_.data()); }
   double deadline(int32_t request) const;
   double kv_tokens(const Instance& i) const { return service_.sizes[i.size].kv_tokens; }
@@ -161,6 +165,7 @@ class Replay {
   double now_ = 0;
   int64_t following_ = 0;  // the next request that arrives
   std::vector<Instance> instances_;
+  std::vector<double> pool_energy_;
   std::vector<Event> events_;       // heap, soonest first
   std::vector<int32_t> stranded_;   // requests that came when no instance ran
   std::vector<Handover> unplaced_;  // prompts that were through when no instance decoded

@@ -80,7 +80,7 @@ PROFILES: Final = {
     "b200-llama-3.1-70b": Recipe("llama-3.1-70b", "b200", "vllm", "fp8"),
     "h100-gpt-oss-120b": Recipe("gpt-oss-120b", "h100", "vllm", "fp4", "0.18.0"),
     "h200-gpt-oss-120b": Recipe("gpt-oss-120b", "h200", "vllm", "fp4", "0.18.0"),
-    "h100-qwen3-32b": Recipe("qwen3-32b", "h100", "vllm", "fp8", "0.12.0"),
+    "h100-qwen3-32b": Recipe("qwen3-32b", "h100", "vllm", "bf16", "0.12.0"),
     "h200-deepseek-r1": Recipe("deepseek-r1", "h200", "sglang", "fp8", "0.5.9"),
     "b200-deepseek-r1": Recipe("deepseek-r1", "b200", "sglang", "fp8", "0.5.9"),
 }

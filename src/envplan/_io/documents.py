@@ -19,10 +19,10 @@ from envplan.errors import InputError, shown
 #: A plan of 128 stages and 10,000 operations each takes 190 MB.
 MAX_DOCUMENT_BYTES: Final = 256 * 2**20
 
-#: What to do with a document where another kind is asked for, by its schema; added to an error.
-#: Of a field in an error message, in characters.
+#: The longest name of a field in an error message, in characters.
 _LONGEST_NAME: Final = 80
 
+#: What to do with a document where another kind is asked for, by its schema; added to an error.
 _REMEDIES: Final = {
     "envplan/freqplan/v1": "; it is a frequency plan already, which training follows: give the "
     "plan that it was made from"

@@ -259,7 +259,7 @@ KINDS: Final[tuple[FileKind, ...]] = (
     FileKind("rates", provers.prove_rates, columns=("price", "carbon")),
     FileKind("power over time", provers.prove_power_over_time, columns=("power",)),
     FileKind("clocks", provers.prove_clocks, suffixes=(".py", ".txt"), columns=("frequency_mhz",)),
-    FileKind("frontier", provers.prove_frontier_table, columns=("iteration_time_s",)),
+    FileKind("frontier table", provers.prove_frontier_table, columns=("iteration_time_s",)),
     FileKind("serving profile", provers.prove_serving_profile, columns=("tp", "class")),
     PROFILE,
 )

@@ -69,6 +69,8 @@ def _check_percents(rows: Sequence[Row], baseline: Baseline | None = None) -> No
     """
     first = rows[0]
     if baseline is None:
+        if first.slowdown_percent <= -100 or first.savings_percent >= 100:
+            raise InputError("plan 1: no baseline has such a slowdown and such savings")
         time_s = first.iteration_time_s / (1 + first.slowdown_percent / 100)
         energy_j = first.energy_j / (1 - first.savings_percent / 100)
     else:

@@ -48,7 +48,7 @@ __all__ = ["verify_plan"]
 _TOLERANCE: Final = 1e-9
 #: The same in files of envplan 0.1 whose blocking powers lie between two of our units: savings are
 #: small differences of large numbers.
-_FINER_UNITS_TOLERANCE: Final = 1e-5
+_OLD_SAVINGS_TOLERANCE: Final = 1e-5
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ProofContext:
     @property
     def tolerance(self) -> float:
         """How far figures may lie from their recomputation, relatively."""
-        return _TOLERANCE if self.plan.job.is_in_whole_units else _FINER_UNITS_TOLERANCE
+        return _TOLERANCE if self.plan.job.is_in_whole_units else _OLD_SAVINGS_TOLERANCE
 
     @property
     def request(self) -> Request:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -68,8 +68,8 @@ class StatedPowerLimits(Document):
     source: Literal["modelled"]
     iteration_time_s: Seconds
     energy_j: Joules
-    clocks_iteration_time_s: Seconds
-    clocks_energy_j: Joules
+    clocks_iteration_time_s: Annotated[float, Field(gt=0)]
+    clocks_energy_j: Annotated[float, Field(gt=0)]
     more_time_percent: float
     more_energy_percent: float
     gpus: list[StatedGpu]

@@ -1,6 +1,6 @@
 """The proof of each kind of file, by the reader that uses such a file.
 
-Each yields a sentence for everything that it proves, and refuses the file where it does not hold.
+Each returns a sentence for everything that it proves, and refuses the file where it does not hold.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from envplan._io.documents import MAX_DOCUMENT_BYTES, check_stated
 from envplan._io.files import is_file, read_bounded
+from envplan.check.unproved import GPUS_AS_NAMED
 from envplan.enforce.apply import apply_plan
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError
@@ -30,20 +31,6 @@ __all__ = ["AppliedPlan", "Sources", "file_with_sha256"]
 _TOLERANCE: Final = 1e-9
 #: So many files of a folder are looked at.
 _MAX_FILES: Final = 256
-
-
-#: Fields of a frequency plan that its plan does not tell: GPUs, and what their drivers said, are as
-#: users named them.
-_GPUS: Final = (
-    "gpu",
-    "clocks_source",
-    "supported_clocks_mhz[]",
-    "stage_gpus[].gpu",
-    "stage_gpus[].clocks_source",
-    "stage_gpus[].supported_clocks_mhz[]",
-    "min_dwell_s",
-    "ranks[].device",
-)
 
 
 class Sources(Protocol):
@@ -113,7 +100,7 @@ class AppliedPlan:
     @property
     def not_proved(self) -> tuple[str, ...]:
         """Names of the fields that users chose as they applied the plan."""
-        return _GPUS
+        return GPUS_AS_NAMED
 
     def prove(self) -> list[str]:
         """Make the frequency plan anew: it comes out the same, but for what users chose."""

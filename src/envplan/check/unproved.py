@@ -36,15 +36,21 @@ _PLAN: Final = (
 )
 #: Of a plan that uses the time that a straggler leaves, whose request had another deadline.
 _ANSWERED_OTHERWISE: Final = ("request.deadline.slowdown",)
-_FREQUENCY_PLAN: Final = (
+#: Fields of a frequency plan that its plan does not tell: GPUs, and what their drivers said, are as
+#: users named them.
+GPUS_AS_NAMED: Final = (
     "gpu",
     "clocks_source",
     "supported_clocks_mhz[]",
     "stage_gpus[].gpu",
     "stage_gpus[].clocks_source",
     "stage_gpus[].supported_clocks_mhz[]",
-    "raised[].*",
     "min_dwell_s",
+    "ranks[].device",
+)
+_FREQUENCY_PLAN: Final = (
+    *GPUS_AS_NAMED,
+    "raised[].*",
     "switching.*",
     "switching.latency_by_mhz.*",
     "switching.times[][].waits_s[]",
@@ -58,7 +64,6 @@ _FREQUENCY_PLAN: Final = (
     "stage_energies[].baseline_j",
     "stage_power[].highest_w",
     "stage_power[].profile_limit_w",
-    "ranks[].device",
     "ranks[].operations[][]",
     "ranks[].configs[]",
     "ladder[].iteration_time_s",
@@ -72,12 +77,14 @@ _SITE: Final = (
     "jobs[].money",
     "jobs[].may_pause",
     "jobs[].flexible",
+    "jobs[].iterations",
     "intervals[].start_s",
     "intervals[].end_s",
     "intervals[].budget_w",
 )
 _SERVING_PLAN: Final = (
     "planner",
+    "profile.name",
     "profile.path",
     "profile.source",
     "asked.gpus",
@@ -95,6 +102,9 @@ _SERVING_PLAN: Final = (
     "predicted.power_lower_bound_w",
     "predicted.baseline.gpus",
     "predicted.baseline.power_w",
+    "predicted.one_clock[].frequency_mhz",
+    "predicted.one_clock[].gpus",
+    "predicted.one_clock[].power_w",
     "pools[].groups[].ttft_s",
     "pools[].groups[].tbt_s",
 )
@@ -163,6 +173,8 @@ NOT_PROVED: Final[Mapping[str, tuple[str, ...]]] = {
     "plan": _PLAN,
     "frequency plan": _FREQUENCY_PLAN,
     "frontier": ("profile.name", "profile.path"),
+    # Its rows agree with each other; which job they are of it does not say.
+    "frontier table": ("iteration_time_s", "energy_j", "lower_bound_j"),
     "site plan": _SITE,
     "serving plan": _SERVING_PLAN,
     "serving clocks": _SERVING_CLOCKS,

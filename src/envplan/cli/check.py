@@ -21,6 +21,7 @@ _NEXT: Final[dict[str, tuple[str, ...]]] = {
     "profile": ("frontier", "FILE"),
     "DAG": ("frontier", "PROFILE", "--dag", "FILE"),
     "frontier": ("solve", "PROFILE"),
+    "frontier table": ("solve", "PROFILE"),
     "schedule": ("schedule", "import", "FILE", "--format", "torch-csv"),
     "clocks": ("solve", "PROFILE", "--clocks", "FILE"),
     "sweep configuration": ("sweep", "FILE"),

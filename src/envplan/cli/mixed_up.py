@@ -38,8 +38,7 @@ _TAKEN: Final[dict[str, _Taken]] = {
     "schedule": _Taken(frozenset({"DAG", "Chrome trace", "schedule"}), "a schedule"),
     "refine": _Taken(_PLAN.kinds | {"run log"}, "a plan and a run log"),
     "sweep": _Taken(frozenset({"sweep configuration"}), "a sweep's configuration"),
-    # The file of a site's jobs is TOML, too.
-    "site": _Taken(frozenset({"sweep configuration"}), "a TOML file of jobs or a folder"),
+    "site": _Taken(frozenset({"jobs of a site"}), "a TOML file of jobs or a folder"),
 }
 #: The command that a file of a kind usually goes to.
 _USUAL_COMMAND: Final = {
@@ -49,6 +48,7 @@ _USUAL_COMMAND: Final = {
     "site plan": "check",
     "order": "check",
     "sweep configuration": "sweep",
+    "jobs of a site": "site",
     "serving profile": "serving solve",
     "serving plan": "serving apply",
 }

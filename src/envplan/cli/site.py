@@ -30,7 +30,7 @@ from envplan.cli.tables import (
     value_column,
 )
 from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, one_of, quantity
-from envplan.errors import InputError
+from envplan.errors import InputError, NoAnswerError
 from envplan.quantities import POWER
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 SITE = "Site"
 _W_PER_KW = 1e3
+#: Throughputs this close, as a fraction, are the same.
+_SAME_THROUGHPUT = 1e-9
 _S_PER_H = 3600.0
 #: Throughput lost by short ladders that is worth a line, percent of all.
 _WORTH_SAYING_PERCENT = 0.01
@@ -98,7 +100,7 @@ class BudgetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteOptions:
-    """Power of the site beside the jobs' GPUs, and whether plans alternate."""
+    """Power of the site beside the jobs' GPUs, and which plans and powers count."""
 
     pue: PueOption = 1.0
     host_power: HostPowerOption = 0.0
@@ -236,6 +238,7 @@ def site(
 
     def show() -> None:
         _print_site(plan, curve if shed else [])
+        _print_slow_ladders(site_jobs)
         if order_options.orders is not None:
             print_orders(orders, order_options.orders)
             _print_cost_of_ladders(plan, site_jobs, site_budget, options)
@@ -257,19 +260,34 @@ def _print_cost_of_ladders(
     """Print what is lost because the ladders lack the plans that would be followed, if anything."""
     from envplan.site import plan_site
 
-    free = plan_site(
-        [replace(job, ladder=None) for job in jobs],
-        budget,
-        overheads=options.overheads,
-        alternates=options.alternate,
-        plan_power=options.plan_power,
-    )
+    try:
+        free = plan_site(
+            [replace(job, ladder=None) for job in jobs],
+            budget,
+            overheads=options.overheads,
+            alternates=options.alternate,
+            plan_power=options.plan_power,
+        )
+    except NoAnswerError:
+        return  # a ladder may reach less power than a frontier that was traced without --slower
     lost_percent = plan.throughput_loss_percent - free.throughput_loss_percent
     if lost_percent > _WORTH_SAYING_PERCENT:
         ui.say(
             f"the ladders that jobs train by lack better plans of their frontiers, which would "
             f"lose {free.throughput_loss_percent:.2f}%; solve with a longer --ladder, from T_min"
         )
+
+
+def _print_slow_ladders(jobs: Sequence[SiteJob]) -> None:
+    """Name the jobs whose plans are all slower than what they may lose."""
+    for job in jobs:
+        kept = job.fastest_throughput / job.full_throughput
+        if kept < (1 - job.flexible) * (1 - _SAME_THROUGHPUT):
+            ui.say(
+                f"the fastest plan that {job.name} trains by loses {100 * (1 - kept):.2f}% of its "
+                f"throughput, more than it may ({100 * job.flexible:g}%); solve its --ladder from "
+                "T_min"
+            )
 
 
 def _site_watch(
@@ -351,7 +369,7 @@ def _print_site(plan: SitePlan, curve: Sequence[ShedPoint]) -> None:
             "rows runs at the highest clocks between iterations, and may draw more"
         )
     gap = max(interval.gap for interval in plan.intervals)
-    plans = "no plans of these frontiers lose" if counts_peaks else "no plans lose"
+    plans = "no plans that they can follow lose" if counts_peaks else "no plans lose"
     ui.say(
         f"{plan.throughput_loss_percent:.2f}% of throughput lost; {plans} less by more than a "
         f"certified {100 * gap:.4f}% of what is left"

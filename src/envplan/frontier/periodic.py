@@ -150,7 +150,9 @@ class _SplitInTime(NamedTuple):
 def short_pipeline(pipeline: Pipeline) -> Pipeline | None:
     """The pipeline of fewer microbatches whose optimum repeats in that of a long one, or None."""
     stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
-    is_short = len(pipeline.operations) <= FEW_OPERATIONS and microbatches <= FEW_ROUNDS * stages
+    has_few_operations = len(pipeline.operations) <= FEW_OPERATIONS
+    has_few_rounds = microbatches <= FEW_ROUNDS * stages
+    is_short = has_few_operations and has_few_rounds
     if is_short or not traits(pipeline.schedule).is_periodic:
         return None
     if _microbatches_per_round(pipeline) == 1:
@@ -159,10 +161,11 @@ def short_pipeline(pipeline: Pipeline) -> Pipeline | None:
             if short + stages <= microbatches:
                 return pipeline.with_microbatches(short)
         return None
-    rounds = min(_MAX_WHOLE_ROUNDS, microbatches // stages - 1)
+    whole_rounds, rest = divmod(microbatches, stages)
+    rounds = min(_MAX_WHOLE_ROUNDS, whole_rounds - 1)
     if rounds < MIN_WHOLE_ROUNDS:
         return None
-    return pipeline.with_microbatches(rounds * stages + microbatches % stages)
+    return pipeline.with_microbatches(rounds * stages + rest)
 
 
 class PeriodicPipeline:
@@ -182,15 +185,17 @@ class PeriodicPipeline:
         self._predecessor, self._successor = _precedences(network)
         self._num_kinds = int(self._kind.max()) + 1
         self._round_length = _microbatches_per_round(pipeline)
-        self._operation_one_round_later = self._operation_of(
-            self._kind, self._microbatch + self._round_length
-        )
+        one_round_later = self._microbatch + self._round_length
+        self._operation_one_round_later = self._operation_of(self._kind, one_round_later)
         self._arc_one_round_later = self._shifted_arcs()
-        self._middle_round = pipeline.num_microbatches // self._round_length // 2
-        distance_from_middle = self._microbatch // self._round_length - self._middle_round
+        num_rounds = pipeline.num_microbatches // self._round_length
+        self._middle_round = num_rounds // 2
+        round_of_operation = self._microbatch // self._round_length
+        distance_from_middle = np.abs(round_of_operation - self._middle_round)
         has_next_round = self._operation_one_round_later != MISSING
-        self._middle_operations = np.flatnonzero((distance_from_middle == 0) & has_next_round)
-        self._operations_near_middle = np.flatnonzero(abs(distance_from_middle) <= 1)
+        is_in_middle = distance_from_middle == 0
+        self._middle_operations = np.flatnonzero(is_in_middle & has_next_round)
+        self._operations_near_middle = np.flatnonzero(distance_from_middle <= 1)
 
     def best_split(self, optimum: Optimum) -> PipelineSplit:
         """The split in the middle whose arcs differ least from those one round later."""
@@ -210,8 +215,11 @@ class PeriodicPipeline:
         is_late_operation_event = self._microbatch[:, None] >= first_microbatch  # (N, 2)
         source_and_sink = [False, True]
         is_late = np.append(is_late_operation_event.ravel(), source_and_sink)  # (nodes,)
-        is_crossing = ~is_late[self._network.tail] & is_late[self._network.head]
-        crossing = np.flatnonzero(is_crossing[: len(self._arc_one_round_later)])
+        begins_early = ~is_late[self._network.tail]
+        ends_late = is_late[self._network.head]
+        num_shifted = len(self._arc_one_round_later)
+        is_crossing = (begins_early & ends_late)[:num_shifted]
+        crossing = np.flatnonzero(is_crossing)
         shifted = self._arc_one_round_later[crossing]
         if (shifted == MISSING).any():
             trace.watch_nothing()
@@ -282,9 +290,13 @@ class PeriodicPipeline:
         begins = begin_node(origin.operation[:, _BEGIN])
         ends = end_node(origin.operation[:, _END])
         events = np.stack([begins, ends], axis=1)
-        event_times_ns = optimum.times_ns[events] + split.period_ns * origin.rounds_later
+        short_times_ns = optimum.times_ns[events]
+        later_by_ns = split.period_ns * origin.rounds_later
+        event_times_ns = short_times_ns + later_by_ns
+
         num_inserted = self.num_inserted_rounds(num_microbatches)
-        end_ns = int(optimum.times_ns[-1]) + split.period_ns * num_inserted
+        inserted_ns = split.period_ns * num_inserted
+        end_ns = int(optimum.times_ns[-1]) + inserted_ns
         source_and_sink = [0, end_ns]
         return np.append(event_times_ns.ravel(), source_and_sink)
 
@@ -296,13 +308,11 @@ class PeriodicPipeline:
             optimum.flow_10uw, [operations_end, precedences_end]
         )
         # The last entry is that of MISSING.
-        return np.concatenate(
-            [
-                np.append(operation_flow, 0)[origin.operation[:, _END]],
-                np.append(precedence_flow, 0)[origin.precedence],
-                boundary_flow,
-            ]
-        )
+        operation_flow = np.append(operation_flow, 0)
+        precedence_flow = np.append(precedence_flow, 0)
+        long_operation_flow = operation_flow[origin.operation[:, _END]]
+        long_precedence_flow = precedence_flow[origin.precedence]
+        return np.concatenate([long_operation_flow, long_precedence_flow, boundary_flow])
 
     def extends_to(self, long: Pipeline, long_network: Network, split: PipelineSplit) -> bool:
         """Whether a longer pipeline consists of this one's arcs, as premise 1 wants it."""
@@ -314,11 +324,14 @@ class PeriodicPipeline:
         rounds_within_operation = end_later - begin_later
         rounds_within_precedence = begin_later[successor] - end_later[predecessor]
         rounds_within_arc = np.append(rounds_within_operation, rounds_within_precedence)
-        spans_one_round_at_most = (rounds_within_arc == 0) | (rounds_within_arc == 1)
+        if rounds_within_arc.min() < 0 or rounds_within_arc.max() > 1:
+            return False
+
+        short_predecessor = self._predecessor[origin.precedence]
+        short_lag_ns = self._pipeline.succ_lag_ns[origin.precedence]
         return (
-            bool(spans_one_round_at_most.all())
-            and np.array_equal(self._predecessor[origin.precedence], origin.precedence_tail)
-            and np.array_equal(self._pipeline.succ_lag_ns[origin.precedence], long.succ_lag_ns)
+            np.array_equal(short_predecessor, origin.precedence_tail)
+            and np.array_equal(short_lag_ns, long.succ_lag_ns)
             and long_network.num_boundary_arcs == self._network.num_boundary_arcs
         )
 
@@ -357,34 +370,45 @@ class PeriodicPipeline:
         network, times_ns, flow_10uw = self._network, optimum.times_ns, optimum.flow_10uw
         num_shifted = len(self._arc_one_round_later)  # all but those of the source and the sink
         tail, head = network.tail[:num_shifted], network.head[:num_shifted]
-        arc = np.flatnonzero((times_ns[tail] < latest_ns) & (earliest_ns <= times_ns[head]))
+        begins_by_then = times_ns[tail] < latest_ns
+        ends_from_then = earliest_ns <= times_ns[head]
+        arc = np.flatnonzero(begins_by_then & ends_from_then)
         shifted = self._arc_one_round_later[arc]
         exists = shifted != MISSING
         shifted = np.where(exists, shifted, 0)
+
         tail_ns, head_ns = times_ns[tail[arc]], times_ns[head[arc]]
-        longest_ns = network.costs.duration_ns[network.costs.begin[network.curve[arc]]]
+        shifted_tail_ns = times_ns[tail[shifted]]
+        first_option = network.costs.begin[network.curve[arc]]
+        longest_ns = network.costs.duration_ns[first_option]
+        flow, shifted_flow = flow_10uw[arc], flow_10uw[shifted]
         return _ShiftedArcs(
             tail_ns=tail_ns,
             head_ns=head_ns,
-            shift_ns=times_ns[tail[shifted]] - tail_ns,
-            has_flow=flow_10uw[arc] > 0,
-            same_flow=exists & (flow_10uw[arc] == flow_10uw[shifted]),
+            shift_ns=shifted_tail_ns - tail_ns,
+            has_flow=flow > 0,
+            same_flow=exists & (flow == shifted_flow),
             slack_ns=head_ns - tail_ns - longest_ns,
         )
 
     def _split_in_time(self, moment_ns: int, arcs: _ShiftedArcs) -> _SplitInTime | None:
         """The split at a moment, with the median period of the arcs over it that carry flow."""
-        crossing = np.flatnonzero((arcs.tail_ns < moment_ns) & (moment_ns <= arcs.head_ns))
-        same_flow, has_flow = arcs.same_flow[crossing], arcs.has_flow[crossing]
+        begins_before = arcs.tail_ns < moment_ns
+        ends_after = moment_ns <= arcs.head_ns
+        crossing = np.flatnonzero(begins_before & ends_after)
+        same_flow = arcs.same_flow[crossing]
+        has_flow = arcs.has_flow[crossing]
         shift_ns = arcs.shift_ns[crossing]
         critical_shift_ns = shift_ns[same_flow & has_flow]
         if len(critical_shift_ns) == 0:
             return None
         middle = len(critical_shift_ns) // 2
         period_ns = int(np.partition(critical_shift_ns, middle)[middle])
+
         excess_ns = shift_ns - period_ns
-        within_slack = ~has_flow & (excess_ns <= arcs.slack_ns[crossing])
-        repeats = same_flow & ((excess_ns == 0) | within_slack)
+        is_in_time = excess_ns == 0
+        is_within_slack = ~has_flow & (excess_ns <= arcs.slack_ns[crossing])
+        repeats = same_flow & (is_in_time | is_within_slack)
         num_differing = len(crossing) - int(repeats.sum())
         return _SplitInTime(moment_ns, period_ns, num_differing)
 
@@ -418,24 +442,29 @@ class PeriodicPipeline:
         operation = self._operation_of(kind[:, None], short_microbatch)
         predecessor, successor = _precedences(long_network)
         # A precedence is as many rounds later as its head.
-        head, head_rounds_later = operation[successor, _BEGIN], rounds_later[successor, _BEGIN]
+        head = operation[successor, _BEGIN]
+        head_rounds_later = rounds_later[successor, _BEGIN]
+        tail_kind = kind[predecessor]
         tail_microbatch = microbatch[predecessor] - head_rounds_later * self._round_length
         return LongToShort(
             rounds_later=rounds_later,
             operation=operation,
-            precedence=self._precedence_of(head, kind[predecessor]),
-            precedence_tail=self._operation_of(kind[predecessor], tail_microbatch),
+            precedence=self._precedence_of(head, tail_kind),
+            precedence_tail=self._operation_of(tail_kind, tail_microbatch),
         )
 
     def _operation_of(self, kind: Indices, microbatch: Indices) -> Indices:
         """The operation of a kind and a microbatch, or MISSING."""
+        keys = kind * _KEY_BASE + microbatch
         keys_of_operations = self._kind * _KEY_BASE + self._microbatch
-        return _index_in(keys_of_operations, kind * _KEY_BASE + microbatch)
+        return _index_in(keys_of_operations, keys)
 
     def _precedence_of(self, successor: Indices, predecessor_kind: Indices) -> Indices:
         """The precedence to an operation from one of a kind, or MISSING."""
-        keys = np.where(successor == MISSING, MISSING, successor * _KEY_BASE + predecessor_kind)
-        keys_of_precedences = self._successor * _KEY_BASE + self._kind[self._predecessor]
+        key_where_there_is_one = successor * _KEY_BASE + predecessor_kind
+        keys = np.where(successor == MISSING, MISSING, key_where_there_is_one)
+        kind_of_predecessor = self._kind[self._predecessor]
+        keys_of_precedences = self._successor * _KEY_BASE + kind_of_predecessor
         return _index_in(keys_of_precedences, keys)
 
 

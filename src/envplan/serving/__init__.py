@@ -1,6 +1,6 @@
 """Inference fleets: frequency, parallelism and instance counts under latency SLOs.
 
-After DynamoLLM (Stojkovic et al., HPCA 2025): requests fall into nine classes, an instance of a
+After DynamoLLM (Stojkovic et al., HPCA 2025): requests fall into classes, an instance of a
 model runs on 2, 4 or 8 GPUs at some clock, and the fleet that meets every SLO with the least power
 is looked for, for one load (`plan_fleet`) or along a trace of requests (`simulate`).
 
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from envplan.serving.apply import ServingApplied, apply_serving_plan
-    from envplan.serving.classes import CLASSES, Slo
+    from envplan.serving.class_file import read_classes
+    from envplan.serving.classes import CLASSES, RequestClass, RequestClasses, Slo
     from envplan.serving.exact_planner import exact_plan
     from envplan.serving.fleet_planning import Planning, plan_fleet
     from envplan.serving.hierarchical_planner import hierarchical_plan
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CLASSES",
     "Planning",
+    "RequestClass",
+    "RequestClasses",
     "ServingApplied",
     "ServingPlan",
     "ServingProfile",
@@ -43,6 +46,7 @@ __all__ = [
     "hierarchical_plan",
     "hold_clocks",
     "plan_fleet",
+    "read_classes",
     "simulate",
 ]
 
@@ -50,6 +54,8 @@ __all__ = [
 _HOME: Final = {
     "CLASSES": "classes",
     "Planning": "fleet_planning",
+    "RequestClass": "classes",
+    "RequestClasses": "classes",
     "ServingApplied": "apply",
     "ServingPlan": "plan",
     "ServingProfile": "profile",
@@ -63,6 +69,7 @@ _HOME: Final = {
     "hierarchical_plan": "hierarchical_planner",
     "hold_clocks": "hold",
     "plan_fleet": "fleet_planning",
+    "read_classes": "class_file",
     "simulate": "replay",
 }
 

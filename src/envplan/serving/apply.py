@@ -17,8 +17,9 @@ from envplan._io.documents import Count, Document, Index, Model
 from envplan.enforce.freqplan import StageClocks
 from envplan.enforce.supported_clocks import named_clocks
 from envplan.errors import InputError
+from envplan.serving.instances import Instances
 from envplan.serving.performance import Configuration
-from envplan.serving.plan import Group, Pool, ServingPlan
+from envplan.serving.plan import DECODE, Group, Pool, Role, ServingPlan
 from envplan.serving.plan_replay import replay_group
 from envplan.serving.profile import ServingProfile
 
@@ -41,6 +42,7 @@ class Instance(Model):
         load_tokens_s: load that it is planned to carry.
         slo_proven: whether the profile shows that its SLO is kept at clock_mhz. Below the plan's
             clock it does if the SLO is kept at the highest measured clock up to clock_mhz.
+        role: phase of requests that it runs; None: both.
     """
 
     instance: Index
@@ -53,6 +55,7 @@ class Instance(Model):
     clock_mhz: Count
     load_tokens_s: Annotated[float, Field(ge=0)]
     slo_proven: bool = True
+    role: Role | None = None
 
 
 class ServingApplied(Document):
@@ -163,6 +166,7 @@ def apply_serving_plan(
                 clock_mhz=clock_mhz,
                 load_tokens_s=group.load_tokens_s,
                 slo_proven=proofs.slo_is_proven(pool, group, clock_mhz),
+                role=group.role,
             )
         )
     return ServingApplied(
@@ -291,6 +295,11 @@ class _SloProofs:
     def _replay_attainment(self, place: tuple[int, int], clock_mhz: int) -> float:
         """Share of the requests of a group that meet their SLOs at another clock, at least."""
         pool_number, group_number = place
-        load = self._plan.group_loads(self._profile)[pool_number][group_number]
-        slower = replace(load, configuration=Configuration(load.configuration.tp, clock_mhz))
-        return replay_group(self._profile, slower).attainment
+        group = self._plan.pools[pool_number].groups[group_number]
+        slower = Configuration(group.tp, clock_mhz)
+        loads = self._plan.group_loads(self._profile)[pool_number]
+        if group.role == DECODE:
+            load = replace(loads[0], decode=Instances(slower, group.instances))
+        else:
+            load = replace(loads[group_number], configuration=slower)
+        return replay_group(self._profile, load).attainment

@@ -8,18 +8,23 @@ from typing import NamedTuple
 
 from envplan.serving.classes import Slo
 from envplan.serving.plan import (
+    DECODE,
+    PREFILL,
     Baseline,
+    FleetFigures,
     Group,
     OneClockFleet,
     Pool,
     Predicted,
     ProfileReference,
+    Role,
     Served,
     ServingPlan,
 )
 from envplan.serving.plan_replay import PlanReplay
 from envplan.serving.plan_request import PlanRequest
 from envplan.serving.profile import ServingProfile
+from envplan.serving.split_fleet_planning import HeldFleet
 from envplan.serving.steady_state import LoadCurve
 
 
@@ -95,7 +100,19 @@ def build_plan(
         pools: that serve it.
         power_lower_bound_w: no plan draws less; None where nothing was proved.
     """
-    plan = ServingPlan(
+    plan = _assemble(planner, profile, request, pools, power_lower_bound_w)
+    plan.check(profile)
+    return plan
+
+
+def _assemble(
+    planner: str,
+    profile: ServingProfile,
+    request: PlanRequest,
+    pools: Sequence[Pool],
+    power_lower_bound_w: float | None = None,
+) -> ServingPlan:
+    return ServingPlan(
         schema="envplan/serving-plan/v1",
         planner=planner,
         profile=ProfileReference(
@@ -105,8 +122,70 @@ def build_plan(
         predicted=_predict(profile, request, pools, power_lower_bound_w),
         pools=list(pools),
     )
-    plan.check(profile)
-    return plan
+
+
+def build_replayed_plan(
+    planner: str, profile: ServingProfile, request: PlanRequest, fleets: Iterable[HeldFleet]
+) -> ServingPlan:
+    """The plan of fleets that hold, each of which is a pool, with what their replays showed.
+
+    Args:
+        planner: its name.
+        profile: that it was made from.
+        request: what was asked for.
+        fleets: that serve it.
+    """
+    pools = []
+    attainment_by_class: dict[str, float] = {}
+    for held in fleets:
+        pools.append(_pool_of(profile, request, held))
+        attainment_by_class |= held.replay.attainment_by_class
+    plan = _assemble(planner, profile, request, pools)
+    predicted = plan.predicted.model_copy(update={"attainment_by_class": attainment_by_class})
+    return plan.model_copy(update={"predicted": predicted})
+
+
+def _pool_of(profile: ServingProfile, request: PlanRequest, held: HeldFleet) -> Pool:
+    """The pool of a fleet: a group for each role, or one for both."""
+    classes = [name for name in profile.classes if name in held.requests_s]
+    home = profile.classes.lowest_host(classes)
+    loads = request.loads_tokens_s
+    carried_tokens_s = sum(
+        loads[name] * profile.load_conversion_factor(name, home) for name in classes
+    )
+    groups = []
+    roles: tuple[Role | None, ...] = (None,) if held.fleet.decode is None else (PREFILL, DECODE)
+    for role, instances, replayed in zip(
+        roles, held.fleet.by_role, held.replay.groups[0], strict=True
+    ):
+        groups.append(
+            Group(
+                tp=instances.configuration.tp,
+                frequency_mhz=instances.configuration.frequency_mhz,
+                instances=instances.count,
+                load_tokens_s=carried_tokens_s / instances.count,
+                role=role,
+                **asdict(replayed),
+            )
+        )
+    return Pool(
+        request_class=home,
+        slo=Slo.strictest(request.slos[name] for name in classes),
+        serves=[Served(request_class=name, load_tokens_s=loads[name]) for name in classes],
+        groups=groups,
+    )
+
+
+def with_both(
+    plan: ServingPlan, together: ServingPlan | None, apart: ServingPlan | None
+) -> ServingPlan:
+    """The plan with what the best fleets take whose instances run both phases, or one of them."""
+    update = {"together": _figures(together), "apart": _figures(apart)}
+    return plan.model_copy(update={"predicted": plan.predicted.model_copy(update=update)})
+
+
+def _figures(plan: ServingPlan | None) -> FleetFigures | None:
+    return None if plan is None else FleetFigures(gpus=plan.gpus, power_w=plan.power)
 
 
 def with_replay(plan: ServingPlan, replay: PlanReplay, slo_quantile_percent: float) -> ServingPlan:
@@ -130,14 +209,19 @@ def with_replay(plan: ServingPlan, replay: PlanReplay, slo_quantile_percent: flo
     return plan.model_copy(update={"request": request, "pools": pools, "predicted": predicted})
 
 
-def with_one_clock(plan: ServingPlan, rivals: Iterable[ServingPlan]) -> ServingPlan:
-    """The plan with others for the same loads beside it, each of which has one clock."""
+def one_clock_fleets(plans: Iterable[ServingPlan]) -> list[OneClockFleet]:
+    """The fleets of plans each of which has one clock."""
     fleets = []
-    for rival in rivals:
-        clocks_mhz = {group.frequency_mhz for pool in rival.pools for group in pool.groups}
+    for plan in plans:
+        clocks_mhz = {group.frequency_mhz for pool in plan.pools for group in pool.groups}
         fleets.append(
-            OneClockFleet(frequency_mhz=max(clocks_mhz), gpus=rival.gpus, power_w=rival.power)
+            OneClockFleet(frequency_mhz=max(clocks_mhz), gpus=plan.gpus, power_w=plan.power)
         )
+    return fleets
+
+
+def with_one_clock(plan: ServingPlan, fleets: list[OneClockFleet] | None) -> ServingPlan:
+    """The plan with others for the same loads beside it, each of which has one clock."""
     predicted = plan.predicted.model_copy(update={"one_clock": fleets})
     return plan.model_copy(update={"predicted": predicted})
 

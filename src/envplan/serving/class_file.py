@@ -18,6 +18,7 @@ by name.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -56,13 +57,14 @@ class _StatedClasses(Model):
     classes: Annotated[list[_StatedClass], Field(min_length=1, max_length=MAX_CLASSES)]
 
 
-def read_classes(path: Path) -> RequestClasses:
+def read_classes(path: str | os.PathLike[str]) -> RequestClasses:
     """The request classes in a file: JSON if its name ends in .json, otherwise TOML.
 
     Raises:
         InputError: it cannot be read, or states no classes that take every request; says what is
             wrong.
     """
+    path = Path(path)
     document = read_json(path) if path.suffix == ".json" else read_toml(path)
     stated = parse_document(document, _StatedClasses, kind=_KIND, path=path)
     try:

@@ -150,7 +150,7 @@ class PoolSite(NamedTuple):
 def pool_sites(profile: ServingProfile, request: PlanRequest) -> Iterator[PoolSite]:
     """The pools that a fleet might have: for each class and each SLO that makes a difference."""
     segments_of_class: dict[str, list[list[CurveSegment]]] = {}
-    for promise in possible_promises(request):
+    for promise in possible_promises(profile, request):
         earlier_segments = segments_of_class.setdefault(promise.request_class, [])
         segments = _segments_within(profile, promise.request_class, promise.slo)
         # A looser SLO that leaves no more loads adds nothing.
@@ -159,15 +159,48 @@ def pool_sites(profile: ServingProfile, request: PlanRequest) -> Iterator[PoolSi
             yield PoolSite(promise.request_class, _guests(promise, request), segments)
 
 
-def possible_promises(request: PlanRequest) -> Iterator[Promise]:
+def possible_promises(profile: ServingProfile, request: PlanRequest) -> Iterator[Promise]:
     """The SLOs that pools of a fleet might promise, by class, the strictest first."""
-    pool_classes = request.all_classes.names if request.merge else tuple(request.slos)
+    pool_classes = _useful_pool_classes(profile, request) if request.merge else list(request.slos)
     for pool_class in pool_classes:
         slos = _slos_of_guests(pool_class, request)
         for slo in _strictest_of_some(slos.values()):
             promise = Promise(pool_class, slo)
             if _guests(promise, request):
                 yield promise
+
+
+def _useful_pool_classes(profile: ServingProfile, request: PlanRequest) -> list[str]:
+    """The classes whose pools a fleet may need.
+
+    A pool counts its guests as requests of its own class. So where the pool of a shorter class
+    takes the same guests, that of a longer one would only draw more.
+    """
+    guests = {name: _slos_of_guests(name, request) for name in request.all_classes}
+    useful = []
+    for name, slos in guests.items():
+        shorter = (
+            other
+            for other, other_slos in guests.items()
+            if other != name and other_slos == slos and _is_shorter(profile, other, name)
+        )
+        if slos and next(shorter, None) is None:
+            useful.append(name)
+    return useful
+
+
+def _is_shorter(profile: ServingProfile, name: str, other: str) -> bool:
+    """Whether a class is longer in no respect than another, and runs wherever that does."""
+    shorter, longer = profile.classes[name], profile.classes[other]
+    configurations = {(curve.tp, curve.frequency_mhz) for curve in profile.curves_of(name)}
+    return (
+        profile.classes.serves(other, name)
+        and shorter.input_tokens <= longer.input_tokens
+        and shorter.output_tokens <= longer.output_tokens
+        and configurations.issuperset(
+            (curve.tp, curve.frequency_mhz) for curve in profile.curves_of(other)
+        )
+    )
 
 
 def _guests(promise: Promise, request: PlanRequest) -> list[str]:

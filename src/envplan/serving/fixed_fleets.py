@@ -9,10 +9,10 @@ changes over time save.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -25,6 +25,7 @@ from envplan.serving.observed_trace import ObservedTrace, past_end_s
 from envplan.serving.performance import Configuration
 from envplan.serving.replay import replay_fixed
 from envplan.serving.replayed_sizing import fewest_that_pass, missed_requests
+from envplan.serving.savings_split import SavingsSplit
 from envplan.serving.settings import Settings
 from envplan.serving.simulation import Simulation
 from envplan.serving.trace import SLOT_S
@@ -42,20 +43,6 @@ _MOST_ADDED: Final = 20
 def single_pool(instances: Instances, classes: RequestClasses) -> Fleet:
     """The fleet of one pool, for all classes, that alike instances make."""
     return Fleet({"pool": instances.pool(classes)})
-
-
-class SavingsSplit(NamedTuple):
-    """Parts of what a policy saves, in percent of what the largest TP takes.
-
-    Attributes:
-        parallelism_percent: by the best TP at the highest clock.
-        clocks_percent: by one lower clock for the whole fleet, and the best TP for it.
-        scaling_percent: by all that changes over time: instances, TPs and clocks.
-    """
-
-    parallelism_percent: float
-    clocks_percent: float
-    scaling_percent: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +68,11 @@ class Rivals:
         """What the policy saves, in parts; None where the largest TP has no such fleet."""
         if self.largest_tp is None or self.highest_clock is None or not self.largest_tp.energy_j:
             return None
-        largest_j, highest_j = self.largest_tp.energy_j, self.highest_clock.energy_j
-        best_j = highest_j
-        if self.lower_clock is not None:
-            best_j = min(highest_j, self.lower_clock.energy_j)
-        return SavingsSplit(
-            parallelism_percent=100 * (largest_j - highest_j) / largest_j,
-            clocks_percent=100 * (highest_j - best_j) / largest_j,
-            scaling_percent=100 * (best_j - self.policy.energy_j) / largest_j,
+        return SavingsSplit.of(
+            fleet=self.policy.energy_j,
+            largest_tp=self.largest_tp.energy_j,
+            highest_clock=self.highest_clock.energy_j,
+            lower_clock=None if self.lower_clock is None else self.lower_clock.energy_j,
         )
 
     def to_dict(self) -> dict[str, JsonValue]:
@@ -119,10 +103,16 @@ class FixedFleets:
     Args:
         observed: the trace.
         settings: of the simulation; the past is not replayed.
+        on_tried: told after each configuration that was tried.
     """
 
-    def __init__(self, observed: ObservedTrace, settings: Settings) -> None:
-        self._observed, self._settings = observed, settings
+    def __init__(
+        self,
+        observed: ObservedTrace,
+        settings: Settings,
+        on_tried: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._observed, self._settings, self._on_tried = observed, settings, on_tried
         past_s = past_end_s(settings)
         self._replayed = observed.from_time(past_s) if past_s else observed
         self._replay = cache(self._replay_fleet)
@@ -132,6 +122,22 @@ class FixedFleets:
     def beside(self, policy: Simulation) -> Rivals:
         """The fleets that a policy is to be compared with."""
         attainment = policy.slo_attainment - _AS_MANY
+        largest_tp, highest_clock, lower_clock = self._candidates
+        return Rivals(
+            policy=policy,
+            largest_tp=self._best(largest_tp, attainment),
+            highest_clock=self._best(highest_clock, attainment),
+            lower_clock=self._best(lower_clock, attainment),
+        )
+
+    @property
+    def num_candidates(self) -> int:
+        """Configurations that are tried beside a policy, at most."""
+        return sum(len(configurations) for configurations in self._candidates)
+
+    @cached_property
+    def _candidates(self) -> tuple[tuple[Configuration, ...], ...]:
+        """Configurations of the fleets of Rivals: largest TP, highest clocks and lower ones."""
         tps, clocks_mhz = self._observed.tps, self._observed.clocks_mhz
         highest = tuple(Configuration(tp, clocks_mhz[tp][-1]) for tp in tps)
         lower = tuple(
@@ -139,12 +145,7 @@ class FixedFleets:
             for tp in tps
             for clock_mhz in reversed(clocks_mhz[tp][:-1])
         )
-        return Rivals(
-            policy=policy,
-            largest_tp=self._best(highest[-1:], attainment),
-            highest_clock=self._best(highest, attainment),
-            lower_clock=self._best(lower, attainment),
-        )
+        return highest[-1:], highest, lower
 
     def _replay_fleet(self, fleet: Instances) -> Simulation:
         return replay_fixed(str(fleet), self._pool_of(fleet), self._observed, self._settings)
@@ -160,6 +161,7 @@ class FixedFleets:
                 if configuration.tp != tp or worse >= _WORSE_CLOCKS:
                     continue
                 fleet = self._fewest(configuration, attainment, enough)
+                self._on_tried()
                 if fleet is None:
                     break  # nor at a lower clock
                 energies_j[fleet] = self._energy_of(fleet)
@@ -271,9 +273,31 @@ def _allowed(observed: ObservedTrace, attainment: float) -> int:
 
 
 def rivals_of(
-    observed: ObservedTrace, settings: Settings, policies: Sequence[Simulation]
-) -> Iterator[Rivals]:
-    """The fleets that each of some policies is to be compared with."""
-    fleets = FixedFleets(observed, settings)
-    for policy in policies:
-        yield fleets.beside(policy)
+    observed: ObservedTrace,
+    settings: Settings,
+    policies: Sequence[Simulation],
+    progress: Callable[[int, int], None] = lambda done, count: None,
+) -> list[Rivals]:
+    """The fleets that each of some policies is to be compared with.
+
+    Args:
+        observed: the trace.
+        settings: of the simulation.
+        policies: what they did.
+        progress: told how many configurations were tried, of how many.
+    """
+    num_tried = 0
+
+    def count_one() -> None:
+        nonlocal num_tried
+        num_tried += 1
+        progress(num_tried, num_in_all)
+
+    fleets = FixedFleets(observed, settings, count_one)
+    num_in_all = len(policies) * fleets.num_candidates
+    found = []
+    for number, policy in enumerate(policies, start=1):
+        found.append(fleets.beside(policy))
+        num_tried = number * fleets.num_candidates  # not all had to be tried
+        progress(num_tried, num_in_all)
+    return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from envplan.serving.performance import Configuration
+
 
 @dataclass(frozen=True)
 class PoolSpec:
@@ -53,6 +55,11 @@ class Fleet:
     def gpus(self) -> int:
         """GPUs of all instances."""
         return sum(pool.gpus for pool in self.pools.values())
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        """TP and clock of the instances of each pool."""
+        return [Configuration(pool.tp, pool.frequency_mhz) for pool in self.pools.values()]
 
     @property
     def routes(self) -> dict[str, str]:

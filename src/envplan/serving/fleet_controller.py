@@ -258,6 +258,10 @@ class FleetController:
         """Numbers of the requests that are over."""
         return RequestCounts(*self._engine.counts().sum(axis=0).tolist())
 
+    def pool_energy_j(self) -> list[float]:
+        """Energy of the instances of each pool, J, by its number."""
+        return list(map(float, self._engine.pool_energy()))
+
     def finish_and_count(self) -> RequestCounts:
         """Serve what is left after the trace; this is quicker than all results."""
         self._engine.finish()

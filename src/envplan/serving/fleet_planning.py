@@ -13,21 +13,27 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from envplan.errors import InputError, NoAnswerError
-from envplan.serving.build_plan import with_one_clock, with_replay
+from envplan.serving.build_plan import (
+    build_replayed_plan,
+    one_clock_fleets,
+    with_both,
+    with_one_clock,
+    with_replay,
+)
 from envplan.serving.exact_planner import TIME_LIMIT_S, exact_plan, possible_promises
 from envplan.serving.hierarchical_planner import hierarchical_plan
 from envplan.serving.plan import Group, Pool, ServingPlan
-from envplan.serving.plan_replay import PlanReplay, replay_plan
+from envplan.serving.plan_replay import FEW_DRAWS, PlanReplay, replay_plan
 from envplan.serving.plan_request import SLO_QUANTILE_PERCENT, PlanRequest
 from envplan.serving.profile import ServingProfile
 from envplan.serving.replayed_curves import replay_curves
+from envplan.serving.settings import DISAGGREGATED, TOGETHER, Settings
+from envplan.serving.split_fleet_planning import fleets_apart, shared_fleet
 from envplan.serving.steady_state import CurveKey
 
 PLANNERS: Final = ("exact", "hierarchical")
 
 _MAX_ROUNDS: Final = 12
-#: Draws that a plan is tried with before it is replayed with all.
-_FEW_DRAWS: Final = 3
 #: Share of its load that an instance keeps, once its group met its SLOs too seldom.
 _KEPT_LOAD: Final = 0.97
 
@@ -43,6 +49,9 @@ class Planning:
             planner knows this.
         time_limit: s, for the solver of the exact planner.
         slo_quantile: percent of requests that must meet their SLOs.
+        disaggregated: whether instances may run one phase only: the better of the best fleet with
+            such instances and the best without is taken.
+        kv_link_bytes_s: of a GPU's network, over which contexts go from prefill to decode.
     """
 
     planner: str = "exact"
@@ -50,6 +59,8 @@ class Planning:
     one_frequency: bool = False
     time_limit: float = TIME_LIMIT_S
     slo_quantile: float = SLO_QUANTILE_PERCENT
+    disaggregated: bool = False
+    kv_link_bytes_s: float = Settings.link_bytes_s
 
     def plan(self, profile: ServingProfile, loads: Mapping[str, float], gpus: int) -> ServingPlan:
         """The plan that a profile's curves allow; raises as the planners do."""
@@ -82,20 +93,99 @@ def plan_fleet(
         progress: told how many load curves were replayed, of how many.
 
     Raises:
-        InputError: no load, no GPU, or an unknown class or planner.
+        InputError: no load, no GPU, or an unknown class or planner; or the profile does not say
+            how large contexts are that go from instance to instance.
         NoAnswerError: the loads cannot be served; says which class and by how much.
     """
     planning = planning or Planning()
     if planning.planner not in PLANNERS:
         raise InputError(f"there is no planner {planning.planner!r}; take one of {PLANNERS}")
     request = PlanRequest.create(profile, loads, gpus, merge=planning.merge)
+    if not planning.disaggregated:
+        return _plan_together(profile, request, planning, progress)
+    together = apart = None
+    with suppress(NoAnswerError):
+        apart = _plan_apart(profile, request, planning)
+    try:
+        together = _plan_together(profile, request, planning, progress)
+    except NoAnswerError:
+        if apart is None:
+            raise
+    plans = [plan for plan in (together, apart) if plan is not None]
+    best = min(plans, key=lambda plan: plan.power)
+    if together is not None:
+        best = with_one_clock(best, together.predicted.one_clock)
+    return with_both(best, together, apart)
+
+
+def _plan_together(
+    profile: ServingProfile,
+    request: PlanRequest,
+    planning: Planning,
+    progress: Callable[[int, int], None],
+) -> ServingPlan:
+    """The fleet of least power that holds and whose instances run both phases."""
     max_late_share = 1 - planning.slo_quantile / 100
-    replayed = replay_curves(profile, possible_promises(request), max_late_share, progress)
-    search = _FleetSearch(profile, loads, gpus, planning)
+    replayed = replay_curves(profile, possible_promises(profile, request), max_late_share, progress)
+    search = _FleetSearch(profile, request.loads_tokens_s, request.gpus, planning)
     rivals = list(search.plans_at_one_clock(replayed))
     # Load curves are of single instances: what was planned to draw least may not draw least.
     best = min([search.plan_that_holds(replayed), *rivals], key=lambda plan: plan.power)
-    return with_one_clock(best, rivals)
+    if planning.disaggregated:
+        best = _asked_for(_or_shared(best, profile, request, planning), planning)
+    return with_one_clock(best, one_clock_fleets(rivals))
+
+
+def _or_shared(
+    best: ServingPlan, profile: ServingProfile, request: PlanRequest, planning: Planning
+) -> ServingPlan:
+    """A plan, or that of alike instances for all classes if it draws less.
+
+    Fleets with prefill and decode apart are shared by all classes: so are those beside them.
+    """
+    if not planning.merge:
+        return best
+    with suppress(NoAnswerError):
+        held = shared_fleet(
+            profile,
+            _requests_s(profile, request),
+            request.gpus,
+            slo_quantile=planning.slo_quantile,
+        )
+        shared = build_replayed_plan(TOGETHER, profile, request, [held])
+        return min(best, shared, key=lambda plan: plan.power)
+    return best
+
+
+def _plan_apart(profile: ServingProfile, request: PlanRequest, planning: Planning) -> ServingPlan:
+    """The fleet of least power that was found to hold and whose instances run one phase."""
+    fleets = fleets_apart(
+        profile,
+        _requests_s(profile, request),
+        request.gpus,
+        slo_quantile=planning.slo_quantile,
+        link_bytes_s=planning.kv_link_bytes_s,
+        merge=planning.merge,
+    )
+    plan = build_replayed_plan(DISAGGREGATED, profile, request, fleets)
+    return _asked_for(plan, planning)
+
+
+def _requests_s(profile: ServingProfile, request: PlanRequest) -> dict[str, float]:
+    """Requests per second of each class."""
+    return {
+        name: load_tokens_s / profile.classes[name].tokens
+        for name, load_tokens_s in request.loads_tokens_s.items()
+    }
+
+
+def _asked_for(plan: ServingPlan, planning: Planning) -> ServingPlan:
+    """The plan with what a plan whose instances may have roles was asked for."""
+    asked = {
+        "slo_quantile_percent": planning.slo_quantile,
+        "kv_link_bytes_s": planning.kv_link_bytes_s,
+    }
+    return plan.model_copy(update={"request": plan.request.model_copy(update=asked)})
 
 
 @dataclass(frozen=True)
@@ -125,7 +215,7 @@ class _FleetSearch:
             plan = self.planning.plan(curves, self.loads, self.gpus)
             group_loads = plan.group_loads(self.profile)
             # What few draws refuse, more draws would, too.
-            replay = replay_plan(self.profile, group_loads, num_draws=_FEW_DRAWS)
+            replay = replay_plan(self.profile, group_loads, num_draws=FEW_DRAWS)
             if replay.attainment >= target:
                 replay = replay_plan(self.profile, group_loads)
             if replay.attainment >= target:

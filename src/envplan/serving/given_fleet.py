@@ -12,6 +12,7 @@ from envplan.serving.fleet import Fleet, PoolSpec
 from envplan.serving.instances import Instances
 from envplan.serving.performance import Configuration, InstancePerformance
 from envplan.serving.plan import ServingPlan
+from envplan.serving.split_fleet import SplitFleet
 
 _INSTANCES: Final = re.compile(r"(?P<count>\d+)\s*x\s*TP(?P<tp>\d+)@(?P<mhz>\d+)", re.IGNORECASE)
 _POOL: Final = "pool"
@@ -38,11 +39,16 @@ def parse_fleet(text: str, classes: RequestClasses) -> Fleet:
     return Fleet(pools)
 
 
-def fleet_of_plan(plan: ServingPlan) -> Fleet:
+def fleet_of_plan(plan: ServingPlan) -> Fleet | SplitFleet:
     """The fleet of a plan. A class that several pools serve goes to the last of them.
 
     Others help where a request would be late in its own pool.
+
+    Raises:
+        InputError: several pools have instances with roles, and each would serve its own classes.
     """
+    if any(pool.has_roles for pool in plan.pools):
+        return _split_fleet_of(plan)
     pools = {}
     for pool_number, pool in enumerate(plan.pools):
         for group_number, group in enumerate(pool.groups):
@@ -57,18 +63,28 @@ def fleet_of_plan(plan: ServingPlan) -> Fleet:
     return Fleet(pools)
 
 
+def _split_fleet_of(plan: ServingPlan) -> SplitFleet:
+    if len(plan.pools) > 1:
+        raise InputError(
+            "traces are replayed on one pool of instances for prefill and one for decode; this "
+            f"plan has {len(plan.pools)} of each: plan without --no-merge"
+        )
+    instances = [Instances(group.configuration, group.instances) for group in plan.pools[0].groups]
+    return SplitFleet(*instances)
+
+
 def require_performance(
-    fleet: Fleet, performance: Mapping[Configuration, InstancePerformance]
+    fleet: Fleet | SplitFleet, performance: Mapping[Configuration, InstancePerformance]
 ) -> None:
     """Refuse instances that a profile has no figures for.
 
     Raises:
         InputError: naming the instances, and what there is.
     """
-    for pool in fleet.pools.values():
-        if Configuration(pool.tp, pool.frequency_mhz) not in performance:
+    for tp, clock_mhz in fleet.configurations:
+        if Configuration(tp, clock_mhz) not in performance:
             raise InputError(
-                f"the profile has no TP{pool.tp} at {pool.frequency_mhz} MHz; it has "
+                f"the profile has no TP{tp} at {clock_mhz} MHz; it has "
                 f"{_configurations_text(performance)}"
             )
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from envplan.errors import InputError
 from envplan.serving.performance import Configuration
-from envplan.serving.plan import Group, Pool, ServingPlan
+from envplan.serving.plan import DECODE, PREFILL, Group, Pool, Role, ServingPlan
 from envplan.serving.profile import ServingProfile
 from envplan.serving.steady_state import CurveKey
 
@@ -64,6 +64,7 @@ class Deployment:
             instead of the clock holds the power, not the clock.
         requests_inside: requests that run or wait in an instance at the planned load, on average,
             by its load curve.
+        role: the phase of requests that it runs; None: both.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Deployment:
     clock_mhz: int
     power_limit_w: int
     requests_inside: float
+    role: Role | None = None
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -140,7 +142,8 @@ def deployments_of(
     deployments = []
     for pool in plan.pools:
         for group in pool.groups:
-            name = _unused_name(f"{pool.request_class}-tp{group.tp}-{group.frequency_mhz}", names)
+            words = [pool.request_class, group.role, f"tp{group.tp}", str(group.frequency_mhz)]
+            name = _unused_name("-".join(word for word in words if word), names)
             names.add(name)
             spare = (plan.request.gpus - plan.gpus) // group.tp
             deployments.append(
@@ -153,6 +156,7 @@ def deployments_of(
                     clock_mhz=clocks_mhz[group.frequency_mhz],
                     power_limit_w=_highest_w(profile, group),
                     requests_inside=_requests_inside(profile, pool, group),
+                    role=group.role,
                 )
             )
     return deployments
@@ -181,7 +185,11 @@ def _requests_inside(profile: ServingProfile, pool: Pool, group: Group) -> float
     request_class = profile.classes[pool.request_class]
     curve = profile.curves[CurveKey(pool.request_class, group.tp, group.frequency_mhz)]
     latencies = curve.latencies_at(group.load_tokens_s)
-    stays_s = latencies.ttft_s + (request_class.output_tokens - 1) * latencies.tbt_s
+    stays_s = 0.0
+    if group.role != DECODE:
+        stays_s += latencies.ttft_s
+    if group.role != PREFILL:
+        stays_s += (request_class.output_tokens - 1) * latencies.tbt_s
     return max(1.0, group.load_tokens_s / request_class.tokens * stays_s)
 
 
@@ -204,7 +212,7 @@ def _dynamo_graph(order: FleetOrder) -> Document:
         components.append(
             {
                 "name": deployment.name,
-                "type": "worker",
+                "type": deployment.role or "worker",
                 "replicas": deployment.replicas,
                 "podTemplate": {
                     "metadata": {"annotations": annotations},
@@ -222,6 +230,7 @@ def _dynamo_graph(order: FleetOrder) -> Document:
 
 def _production_stack(order: FleetOrder) -> Document:
     """Values for the Helm chart of vLLM's production stack: a modelSpec for each deployment."""
+    _refuse_roles(order)
     if order.model is None:
         raise InputError("which model shall vLLM load? Say --model, as in --model org/name")
     repository, _, tag = order.image.rpartition(":")
@@ -251,6 +260,7 @@ def _scaled_objects(order: FleetOrder) -> Document:
     As many replicas are wanted as leave each with no more requests than it has at its planned load,
     but no fewer than the plan has.
     """
+    _refuse_roles(order)
     scaled: list[JsonValue] = []
     for deployment in order.deployments:
         target = f"{order.name}-{deployment.name}-deployment-vllm"
@@ -285,6 +295,14 @@ def _scaled_objects(order: FleetOrder) -> Document:
             }
         )
     return {"apiVersion": "v1", "kind": "List", "items": scaled}
+
+
+def _refuse_roles(order: FleetOrder) -> None:
+    if any(deployment.role for deployment in order.deployments):
+        raise InputError(
+            "the plan has prefill and decode apart; --format dynamo writes such plans, those of "
+            "vLLM's production stack have no place for it"
+        )
 
 
 def _requests_query(target: str) -> str:

@@ -19,10 +19,13 @@ from envplan._io.words import counted
 from envplan.errors import InputError
 from envplan.serving.builtin import builtin_profiles
 from envplan.serving.classes import ClassName, Positive, RequestClasses, Slo
+from envplan.serving.instances import Instances
 from envplan.serving.performance import Configuration
 from envplan.serving.plan_replay import replay_plan
 from envplan.serving.plan_request import PlanRequest
 from envplan.serving.profile import ServingProfile
+from envplan.serving.savings_split import SavingsSplit
+from envplan.serving.settings import Settings
 from envplan.serving.steady_replay import SteadyLoad
 from envplan.serving.steady_state import CurveKey
 
@@ -33,6 +36,10 @@ _NEGLIGIBLE: Final = 2e-3
 
 Amount = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+#: Phases of requests that the instances of a group run, where they do not run both.
+Role = Literal["prefill", "decode"]
+PREFILL: Final[Role] = "prefill"
+DECODE: Final[Role] = "decode"
 
 
 class Served(Model):
@@ -60,6 +67,8 @@ class Group(Model):
         tbt_s: time between tokens at that load.
         attainment: share of their requests that meet their SLOs at least, when they are replayed;
             None where they were not.
+        role: the phase that they run; None: both. Where instances have roles, attainment and times
+            are of the requests, whose prompts run on one group and which decode on the other.
     """
 
     tp: Count
@@ -70,14 +79,21 @@ class Group(Model):
     ttft_s: Positive
     tbt_s: Amount
     attainment: Share | None = None
+    role: Role | None = None
 
     @property
     def gpus(self) -> int:
         """GPUs of all its instances."""
         return self.tp * self.instances
 
+    @property
+    def configuration(self) -> Configuration:
+        """TP and clock of its instances."""
+        return Configuration(self.tp, self.frequency_mhz)
+
     def __str__(self) -> str:
-        return f"TP{self.tp} at {self.frequency_mhz} MHz"
+        role = f" for {self.role}" if self.role else ""
+        return f"TP{self.tp} at {self.frequency_mhz} MHz{role}"
 
 
 class Pool(Model):
@@ -87,7 +103,8 @@ class Pool(Model):
         request_class: the class whose configurations it runs.
         slo: the strictest SLO of what it serves.
         serves: classes and their loads.
-        groups: its instances.
+        groups: its instances. Where these have roles, there are two groups: one for prefill, and
+            one where the same requests decode.
     """
 
     request_class: ClassName
@@ -112,30 +129,59 @@ class Pool(Model):
 
     @property
     def carried_tokens_s(self) -> float:
-        """Load of all its instances, in tokens of its own class."""
-        return sum(group.instances * group.load_tokens_s for group in self.groups)
+        """Load of all its instances to which requests come, in tokens of its own class."""
+        groups = [group for group in self.groups if group.role != DECODE]
+        return sum(group.instances * group.load_tokens_s for group in groups)
 
-    def group_loads(self, profile: ServingProfile) -> list[SteadyLoad]:
-        """The instances of each group, and its part of the requests that come to the pool."""
+    @property
+    def has_roles(self) -> bool:
+        """Whether some instances run one phase only."""
+        return any(group.role for group in self.groups)
+
+    def group_loads(self, profile: ServingProfile, link_bytes_s: float) -> list[SteadyLoad]:
+        """The instances of each group, and its part of the requests that come to the pool.
+
+        Two groups of instances with roles have one load together.
+
+        Args:
+            profile: with the lengths of classes.
+            link_bytes_s: of a GPU's network, over which contexts go from prefill to decode.
+        """
+        if self.has_roles:
+            return [self._load_of_both_roles(profile, link_bytes_s)]
         carried_tokens_s = self.carried_tokens_s
         loads = []
         for group in self.groups:
             part = 0.0
             if carried_tokens_s:
                 part = group.instances * group.load_tokens_s / carried_tokens_s
-            requests_s = {}
-            for served in self.serves:
-                tokens = profile.classes[served.request_class].tokens
-                if part * served.load_tokens_s:
-                    requests_s[served.request_class] = part * served.load_tokens_s / tokens
             loads.append(
                 SteadyLoad(
-                    configuration=Configuration(group.tp, group.frequency_mhz),
+                    configuration=group.configuration,
                     num_instances=group.instances,
-                    requests_s=requests_s,
+                    requests_s=self._requests_s(profile, part),
                 )
             )
         return loads
+
+    def _load_of_both_roles(self, profile: ServingProfile, link_bytes_s: float) -> SteadyLoad:
+        prefill, decode = self.groups
+        return SteadyLoad(
+            configuration=prefill.configuration,
+            num_instances=prefill.instances,
+            requests_s=self._requests_s(profile, part=1.0),
+            decode=Instances(decode.configuration, decode.instances),
+            link_bytes_s=link_bytes_s,
+        )
+
+    def _requests_s(self, profile: ServingProfile, part: float) -> dict[str, float]:
+        """Requests per second of each class, of a part of what comes to the pool."""
+        requests_s = {}
+        for served in self.serves:
+            tokens = profile.classes[served.request_class].tokens
+            if part * served.load_tokens_s:
+                requests_s[served.request_class] = part * served.load_tokens_s / tokens
+        return requests_s
 
 
 class ProfileReference(Model):
@@ -168,6 +214,13 @@ class OneClockFleet(Model):
     power_w: Amount
 
 
+class FleetFigures(Model):
+    """GPUs and power of a fleet, when it is replayed."""
+
+    gpus: Count
+    power_w: Amount
+
+
 class Predicted(Model):
     """Power and GPUs of a plan, by its profile.
 
@@ -182,6 +235,9 @@ class Predicted(Model):
             the plan is replayed; None where it was not.
         one_clock: the best fleets within the same GPUs at one lower clock, and at the highest; none
             where these cannot serve the loads. None where the plan was not replayed.
+        together: the best fleet found whose instances run both phases; None where none holds, or
+            where instances with roles were not asked for.
+        apart: the best fleet found whose instances have roles; None likewise.
     """
 
     gpus: Count
@@ -192,6 +248,25 @@ class Predicted(Model):
     savings_percent: float | None
     attainment_by_class: dict[ClassName, Share] | None = None
     one_clock: list[OneClockFleet] | None = None
+    together: FleetFigures | None = None
+    apart: FleetFigures | None = None
+
+    @property
+    def savings_split(self) -> SavingsSplit | None:
+        """What is saved against the baseline, in parts.
+
+        None where the baseline, or the best fleet at the highest or at a lower clock, is missing.
+        """
+        fleets = sorted(self.one_clock or [], key=lambda fleet: fleet.frequency_mhz)
+        if self.baseline is None or not self.baseline.power_w or len(fleets) != 2:
+            return None
+        lower, highest = fleets
+        return SavingsSplit.of(
+            fleet=self.power_w,
+            largest_tp=self.baseline.power_w,
+            highest_clock=highest.power_w,
+            lower_clock=lower.power_w,
+        )
 
 
 class ServingPlan(Document):
@@ -238,7 +313,8 @@ class ServingPlan(Document):
 
     def group_loads(self, profile: ServingProfile) -> list[list[SteadyLoad]]:
         """The groups of instances of each pool, and the requests that come to each."""
-        return [pool.group_loads(profile) for pool in self.pools]
+        link_bytes_s = self.request.kv_link_bytes_s or Settings.link_bytes_s
+        return [pool.group_loads(profile, link_bytes_s) for pool in self.pools]
 
     def find_profile(self, path_or_name: str | None = None) -> ServingProfile:
         """The profile that the plan was made from, changed since or not.
@@ -317,6 +393,7 @@ def _problems(plan: ServingPlan, profile: ServingProfile) -> Iterator[str]:
     """Everything in a plan that its profile contradicts, pool by pool, then its sums."""
     for pool in plan.pools:
         yield from _problems_of_classes(pool, plan.request)
+        yield from _problems_of_roles(pool, plan)
         if not plan.was_replayed:
             yield from _problems_by_curves(pool, profile)
         yield from _problems_of_load(pool, profile)
@@ -332,6 +409,16 @@ def _problems_of_classes(pool: Pool, request: PlanRequest) -> Iterator[str]:
             yield f"pool {pool.request_class} cannot serve {name}"
         if name not in request.slos or not pool.slo.covers(request.slos[name]):
             yield f"pool {pool.request_class} does not promise what {name} needs"
+
+
+def _problems_of_roles(pool: Pool, plan: ServingPlan) -> Iterator[str]:
+    """Roles that do not make a pair of groups, or a plan that was not replayed and has roles."""
+    if not pool.has_roles:
+        return
+    if not plan.was_replayed:
+        yield f"pool {pool.request_class} has roles, and no replay shows that it keeps its SLOs"
+    if [group.role for group in pool.groups] != [PREFILL, DECODE]:
+        yield f"pool {pool.request_class} must have a group for prefill, then one for decode"
 
 
 def _problems_by_curves(pool: Pool, profile: ServingProfile) -> Iterator[str]:
@@ -352,7 +439,7 @@ def _problems_of_replay(plan: ServingPlan, profile: ServingProfile) -> Iterator[
     """Figures that a replay does not show again, and requests that meet their SLOs too seldom."""
     for pool in plan.pools:
         for group in pool.groups:
-            if Configuration(group.tp, group.frequency_mhz) not in profile.performance:
+            if group.configuration not in profile.performance:
                 yield f"pool {pool.request_class}, {group}: the profile has no such configuration"
                 return
     with_slos = profile.with_slos(plan.request.slos)
@@ -361,7 +448,7 @@ def _problems_of_replay(plan: ServingPlan, profile: ServingProfile) -> Iterator[
         for group, replayed in zip(pool.groups, replayed_groups, strict=True):
             for name, value in asdict(replayed).items():
                 stated = getattr(group, name)
-                if stated is None or not _is_close(value, stated):
+                if stated is None or not math.isclose(value, stated, rel_tol=_TOLERANCE):
                     yield (
                         f"pool {pool.request_class}, {group}: {name} is {value:g} when it is "
                         f"replayed, not {stated} as stated"
@@ -388,6 +475,13 @@ def _problems_of_load(pool: Pool, profile: ServingProfile) -> Iterator[str]:
             f"pool {pool.request_class} is brought {brought_tokens_s:g} tokens/s; its instances "
             f"carry {carried_tokens_s:g}"
         )
+    for group in pool.groups:
+        decoded_tokens_s = group.instances * group.load_tokens_s
+        if group.role == DECODE and not _is_close(decoded_tokens_s, brought_tokens_s):
+            yield (
+                f"pool {pool.request_class} is brought {brought_tokens_s:g} tokens/s; its "
+                f"instances that decode carry {decoded_tokens_s:g}"
+            )
 
 
 def _problems_of_sums(plan: ServingPlan) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """A serving plan replayed: what its groups of instances attain and draw, and each class as a whole.
 
 A group is replayed alone, with its part of the load of each class that its pool serves, in several
-draws of Poisson arrivals. What is stated is what other draws keep, too: the mean of the draws less
+draws of Poisson arrivals. Instances for prompts and those that decode for them are replayed
+together. What is stated is what other draws keep, too: the mean of the draws less
 eight of their standard deviations, or three times as far below the mean as the worst draw. Near the
 highest load one draw in many has a jam that the others have not.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,8 @@ from envplan.serving.steady_replay import SteadyLoad, SteadyReplay, replay_stead
 
 #: Draws that a plan is replayed with.
 NUM_DRAWS: Final = 16
+#: Draws that a plan is tried with before it is replayed with all.
+FEW_DRAWS: Final = 3
 #: A draw is an hour, but has at least and at most so many requests.
 _DRAW_S: Final = 3600.0
 _FEWEST_REQUESTS: Final = 4000
@@ -53,7 +56,8 @@ class PlanReplay:
     """A plan's groups of instances, replayed one by one.
 
     Attributes:
-        groups: of each pool, in the plan's order.
+        groups: of each pool, in the plan's order; instances that decode what others ran the
+            prompts of follow these.
         attainment_by_class: share of the requests of each class that meet their SLOs, at least.
         mean_by_class: share of them that did in all draws together. Of a class that seldom comes
             little can be promised, though all its requests were in time.
@@ -87,6 +91,8 @@ def replay_plan(
         for load in loads:
             replays = list(_replay_draws(profile, load, num_draws))
             groups[-1].append(_summary(replays))
+            if load.decode is not None:
+                groups[-1].append(_decode_summary(replays))
             for name in load.requests_s:
                 of_class = [replay.counts.get(name, RequestCounts.sum([])) for replay in replays]
                 counts_by_class.setdefault(name, []).append(of_class)
@@ -127,6 +133,12 @@ def _summary(replays: Sequence[SteadyReplay]) -> GroupReplay:
         ttft_s=float(np.mean([replay.first_token_times.quantile_s(_P99) for replay in replays])),
         tbt_s=float(np.mean([replay.token_intervals.quantile_s(_P99) for replay in replays])),
     )
+
+
+def _decode_summary(replays: Sequence[SteadyReplay]) -> GroupReplay:
+    """The same of the instances that only decode; attainment and times are of both groups."""
+    power_w = float(np.mean([replay.decode_power_w for replay in replays]))
+    return replace(_summary(replays), power_w=power_w)
 
 
 def _kept_share(draws: Sequence[RequestCounts]) -> float:

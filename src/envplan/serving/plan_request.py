@@ -39,6 +39,8 @@ class PlanRequest(Model):
         one_frequency: whether all instances of a pool with the same TP run at one clock.
         slo_quantile_percent: percent of requests that meet their SLOs when the plan is replayed;
             None where it was not replayed, as plans of envplan 0.1 were not.
+        kv_link_bytes_s: of a GPU's network, over which contexts go from prefill to decode; None
+            where instances that only run one phase were not asked for.
         classes: all classes of requests; None: those of the profile, as in plans of envplan 0.1.
     """
 
@@ -48,6 +50,7 @@ class PlanRequest(Model):
     merge: bool
     one_frequency: bool
     slo_quantile_percent: Annotated[float, Field(gt=0, lt=100)] | None = None
+    kv_link_bytes_s: Positive | None = None
     classes: ClassList | None = None
 
     @cached_property

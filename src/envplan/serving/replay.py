@@ -30,7 +30,7 @@ from envplan.serving.profile import ServingProfile
 from envplan.serving.replayed_sizing import right_sized
 from envplan.serving.settings import DISAGGREGATED, SPLIT_FLEETS, Settings
 from envplan.serving.simulation import Simulation, TimeQuantiles, TimeSeries
-from envplan.serving.split_fleet import SplitFleetController
+from envplan.serving.split_fleet import SplitFleet, SplitFleetController
 from envplan.serving.split_planner import SplitPlanner
 from envplan.serving.trace import SLOT_S, Trace
 
@@ -128,7 +128,7 @@ def replay_policy(policy_name: str, observed: ObservedTrace, settings: Settings)
 
 
 def replay_fixed(
-    name: str, fleet: Fleet, observed: ObservedTrace, settings: Settings
+    name: str, fleet: Fleet | SplitFleet, observed: ObservedTrace, settings: Settings
 ) -> Simulation:
     """Replay an observed trace on a fleet that never changes.
 
@@ -143,11 +143,22 @@ def replay_fixed(
     """
     past_s = past_end_s(settings)
     _require_requests(observed, past_s)
-    controller = FleetController(observed.from_time(past_s) if past_s else observed, settings)
-    controller.reconcile(fleet, 0.0, prewarmed=True)
+    replayed = observed.from_time(past_s) if past_s else observed
+    controller = _controller_of(fleet, replayed, settings)
     controller.advance(observed.trace.duration_s)
     slot_gpus = [fleet.gpus] * observed.trace.num_slots
     return _result(name, controller, slot_gpus, first_slot=round(past_s / SLOT_S))
+
+
+def _controller_of(
+    fleet: Fleet | SplitFleet, observed: ObservedTrace, settings: Settings
+) -> FleetController | SplitFleetController:
+    """The replay of a trace on a fleet that is there from the beginning."""
+    if isinstance(fleet, SplitFleet):
+        return SplitFleetController(observed, settings, fleet)
+    controller = FleetController(observed, settings)
+    controller.reconcile(fleet, 0.0, prewarmed=True)
+    return controller
 
 
 def _replay_split(

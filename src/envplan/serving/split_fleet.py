@@ -13,9 +13,10 @@ from typing import Final
 
 from envplan._serving import Replay
 from envplan.errors import InputError
-from envplan.serving.fleet_controller import EngineResults, read_results
+from envplan.serving.fleet_controller import EngineResults, RequestCounts, read_results
 from envplan.serving.instances import Instances
 from envplan.serving.observed_trace import ObservedTrace
+from envplan.serving.performance import Configuration
 from envplan.serving.settings import Settings
 from envplan.serving.trace import SLOT_S
 
@@ -40,6 +41,16 @@ class SplitFleet:
     def gpus(self) -> int:
         """GPUs of all instances."""
         return self.first.gpus + (self.decode.gpus if self.decode else 0)
+
+    @property
+    def by_role(self) -> list[Instances]:
+        """The instances that requests come to, then those that only decode, if any do."""
+        return [self.first] if self.decode is None else [self.first, self.decode]
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        """TP and clock of the instances of each role."""
+        return [instances.configuration for instances in self.by_role]
 
     def grown(self, *, decode: bool) -> SplitFleet:
         """The fleet with one more instance that decodes, if any do, or one of the others."""
@@ -104,8 +115,26 @@ class SplitFleetController:
         """GPUs of all instances."""
         return self.fleet.gpus
 
+    def advance(self, until_s: float) -> None:
+        """Serve until a time."""
+        self._engine.advance(until_s)
+
+    def counts_so_far(self) -> RequestCounts:
+        """Numbers of the requests that are over."""
+        return RequestCounts(*self._engine.counts().sum(axis=0).tolist())
+
+    def pool_energy_j(self) -> list[float]:
+        """Energy of the instances that requests come to, and of those that only decode, J."""
+        return list(map(float, self._engine.pool_energy()))
+
+    def finish_and_count(self) -> RequestCounts:
+        """Serve the rest of the trace; this is quicker than all results."""
+        self._engine.advance(self.observed.trace.duration_s)
+        self._engine.finish()
+        return self.counts_so_far()
+
     def finish(self) -> EngineResults:
-        """Serve the whole trace."""
+        """Serve the rest of the trace."""
         self._engine.advance(self.observed.trace.duration_s)
         self._engine.finish()
         return read_results(self._engine)

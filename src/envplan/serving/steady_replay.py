@@ -1,5 +1,7 @@
 """Alike instances replayed under steady loads: what they attain, and what they draw.
 
+Their requests decode where their prompts ran, or at other alike instances (split_fleet.py).
+
 Requests of each class come as a Poisson process and have the class's mean lengths. A router spreads
 them over the instances, as in the replay of traces (csrc/serving/replay.hpp), which this is.
 """
@@ -16,10 +18,12 @@ import numpy as np
 from envplan.serving.classes import FloatArray, RequestClasses, Slo
 from envplan.serving.fleet import Fleet, PoolSpec
 from envplan.serving.fleet_controller import FleetController, RequestCounts, TimeCounts
+from envplan.serving.instances import Instances
 from envplan.serving.observed_trace import ObservedTrace
 from envplan.serving.performance import Configuration
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
+from envplan.serving.split_fleet import SplitFleet, SplitFleetController
 from envplan.serving.trace import SLOT_S, Trace
 
 #: Parts of a replay after each of which it may end.
@@ -33,21 +37,26 @@ class SteadyReplay:
     Attributes:
         counts: of requests, and of those that met their SLOs, by class; only classes of which any
             came.
-        power_w: mean power of an instance.
+        power_w: mean power of an instance that requests come to.
         first_token_times: of all requests.
         token_intervals: mean time between further tokens of each request.
+        decode_power_w: mean power of an instance that only decodes; 0 where none does.
     """
 
     counts: Mapping[str, RequestCounts]
     power_w: float
     first_token_times: TimeCounts
     token_intervals: TimeCounts
+    decode_power_w: float = 0.0
 
     @classmethod
     def idle(cls, profile: ServingProfile, load: SteadyLoad) -> Self:
         """The replay of a load of which nothing came."""
         idle_w = profile.performance[load.configuration].idle_w
-        return cls({}, idle_w, TimeCounts.none(), TimeCounts.none())
+        decode_idle_w = 0.0
+        if load.decode is not None:
+            decode_idle_w = profile.performance[load.decode.configuration].idle_w
+        return cls({}, idle_w, TimeCounts.none(), TimeCounts.none(), decode_idle_w)
 
     @property
     def total_counts(self) -> RequestCounts:
@@ -70,12 +79,21 @@ class SteadyLoad:
         requests_s: requests per second by class, above 0.
         slo: that all of these must meet instead of their classes' own, as in a pool that promises
             more than some of them need; None: their own.
+        decode: the instances at which these requests decode; None: where their prompts ran.
+        link_bytes_s: of a GPU's network, over which contexts go to `decode`.
     """
 
     configuration: Configuration
     num_instances: int
     requests_s: Mapping[str, float]
     slo: Slo | None = None
+    decode: Instances | None = None
+    link_bytes_s: float = Settings.link_bytes_s
+
+    @property
+    def instances(self) -> Instances:
+        """The instances that requests come to."""
+        return Instances(self.configuration, self.num_instances)
 
     @property
     def total_requests_s(self) -> float:
@@ -104,6 +122,11 @@ def replay_steadily(
     controller = _started_controller(profile, load, trace)
     controller.advance(duration_s)
     results = controller.finish()
+    energy_j = controller.pool_energy_j()
+    power_w = energy_j[0] / duration_s / load.num_instances
+    decode_power_w = 0.0
+    if load.decode is not None:
+        decode_power_w = energy_j[1] / duration_s / load.decode.count
     counts = {}
     for index, name in enumerate(profile.classes):
         of_class = results.counts_of_class(index)
@@ -111,9 +134,10 @@ def replay_steadily(
             counts[name] = of_class
     return SteadyReplay(
         counts=counts,
-        power_w=float(results.slot_energy_j.sum()) / duration_s / load.num_instances,
+        power_w=power_w,
         first_token_times=results.first_token_times,
         token_intervals=results.token_intervals,
+        decode_power_w=decode_power_w,
     )
 
 
@@ -145,9 +169,19 @@ def stays_within(
     return counts.requests - counts.attained <= allowed
 
 
-def _started_controller(profile: ServingProfile, load: SteadyLoad, trace: Trace) -> FleetController:
+def _started_controller(
+    profile: ServingProfile, load: SteadyLoad, trace: Trace
+) -> FleetController | SplitFleetController:
     """The instances of a load, to which nothing has come yet."""
-    observed = ObservedTrace(trace, _profile_of_load(profile, load), trace.class_index)
+    observed = ObservedTrace(
+        trace,
+        _profile_of_load(profile, load),
+        trace.class_index,
+        link_bytes_s=load.link_bytes_s,
+    )
+    if load.decode is not None:
+        fleet = SplitFleet(load.instances, load.decode)
+        return SplitFleetController(observed, Settings(), fleet)
     controller = FleetController(observed, Settings())
     pool = PoolSpec(
         home_class=next(iter(load.requests_s)),
@@ -193,10 +227,13 @@ def _draw_arrivals(requests_s: float, duration_s: float, seed: int) -> FloatArra
 
 def _profile_of_load(profile: ServingProfile, load: SteadyLoad) -> ServingProfile:
     """What the replay needs of a profile: instances of one size, and the SLOs of the load."""
+    tps = {load.configuration.tp}
+    if load.decode is not None:
+        tps.add(load.decode.configuration.tp)
     performance = {
         configuration: instance
         for configuration, instance in profile.performance.items()
-        if configuration.tp == load.configuration.tp
+        if configuration.tp in tps
     }
     of_size = replace(profile, performance=performance)
     if load.slo is None:

@@ -1,7 +1,7 @@
 """Many jobs under one power budget, shared exactly.
 
 Enters: jobs with their frontiers, and a budget over time. Leaves: a SitePlan, which plan each job
-follows when, and what the next kilowatt is worth. Only the command line may import it.
+follows when, and what the next kilowatt is worth. Only the command line and `check` import it.
 """
 
 from envplan.site.budget import Budget, read_budget

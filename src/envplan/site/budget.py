@@ -34,11 +34,6 @@ class Interval(NamedTuple):
     budget_w: float
     reserved_w: float
 
-    @property
-    def duration_s(self) -> float:
-        """Its length."""
-        return self.end_s - self.start_s
-
 
 class Budget(NamedTuple):
     """The power that a site may draw over time.

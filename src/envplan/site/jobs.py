@@ -111,6 +111,10 @@ class JobEntry(Model):
             return "needs both iterations and by, or neither: they are its deadline"
         if self.log is not None and self.freqplan is None:
             return "has a run log and no frequency plan"
+        if self.frontier is not None:
+            for key in ("microbatches", "schedule", "chunks", "gpus_per_stage"):
+                if getattr(self, key) is not None:
+                    return f"has {key}, which its frontier says already; leave it out"
         return None
 
 
@@ -185,10 +189,19 @@ class SiteJob:
         """The value of an iteration: money, or its weight's share of full throughput."""
         return self.weight / self.full_throughput if self.money is None else self.money
 
-    @property
+    @cached_property
     def least_throughput(self) -> float:
-        """Iterations a second that it keeps whatever the budget is."""
-        return (1 - self.flexible) * self.full_throughput
+        """Iterations a second that it keeps whatever the budget is.
+
+        A job that trains by slower plans than that keeps the throughput of the fastest of them.
+        """
+        least = (1 - self.flexible) * self.full_throughput
+        return least if self.ladder is None else min(least, self.fastest_throughput)
+
+    @property
+    def fastest_throughput(self) -> float:
+        """Iterations a second of the fastest plan that it can follow."""
+        return max(point.throughput for point in self.plan_points())
 
     @cached_property
     def relaxed_curve(self) -> PowerCurve:
@@ -262,7 +275,7 @@ def read_jobs(path: AnyPath, progress: Callable[[int, int], None] | None = None)
 
 
 def _jobs_of_folder(folder: Path, progress: Callable[[int, int], None] | None) -> list[SiteJob]:
-    """A job for every frontier file of a folder, by name; other files are left alone."""
+    """A job for every frontier file of a folder, by name; other JSON files are left alone."""
     files = [
         path for path in sorted(folder.glob("*.json")) if not path.name.endswith(_FREQPLAN_SUFFIX)
     ]

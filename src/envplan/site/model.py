@@ -59,7 +59,7 @@ class SiteInterval(Model):
     )
     gap: Annotated[float, Field(ge=0)] = Field(
         description="best value that any plans could have over this one's, less 1: certified; "
-        "where peaks count, that any plans of these frontiers could have"
+        "where peaks count, that any of the plans that these jobs can follow could have"
     )
     jobs: list[JobShare]
 
@@ -87,8 +87,8 @@ class SiteJobRecord(Model):
         description="of its GPUs alone: the least at T_min, or the peak of its fastest plan where "
         "peaks count"
     )
-    weight: float
-    money: float | None = None
+    weight: Annotated[float, Field(gt=0)]
+    money: Annotated[float, Field(gt=0)] | None = None
     flexible: Share
     may_pause: bool
     iterations: Count | None = None
@@ -114,7 +114,7 @@ class SitePlan(Document):
         description="power of a plan that counts against the budget: its mean over an iteration, "
         "or its peak at any moment of the replay, all peaks at once",
     )
-    jobs: list[SiteJobRecord]
+    jobs: list[SiteJobRecord] = Field(min_length=1)
     intervals: list[SiteInterval] = Field(min_length=1)
 
     @property

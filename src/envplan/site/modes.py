@@ -45,7 +45,7 @@ class JobModes:
         job: the job.
         curve: power over throughput within what the job may lose.
         bound: a curve that no plans of the job undercut, whatever they are mixed with; where peaks
-            count, no plans of its frontier.
+            count, none of those that it can follow: of its ladder, or else of its frontier file.
         stops: by ascending throughput: the corners of the hull of all plans and of the pause, those
             below what it may lose among them. Where peaks count, all plans that it may follow. Only
             the slowest can be a pause.

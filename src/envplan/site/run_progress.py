@@ -25,13 +25,11 @@ class Acknowledgement(NamedTuple):
 
     Attributes:
         sequence: of the order.
-        step: the first iteration that follows it.
         late: iterations since the one that the order names.
         time: when the rank began to follow it, s since 1970.
     """
 
     sequence: int
-    step: int
     late: int
     time: float
 
@@ -82,7 +80,6 @@ class RunProgress:
                 case OrderFollowed.event:
                     self.acknowledged[rank] = Acknowledgement(
                         int(line["sequence"]),
-                        int(line["step"]),
                         int(line["late"]),
                         float(line["time"]),
                     )

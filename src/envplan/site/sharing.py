@@ -274,7 +274,10 @@ class _DeadlineProgram:
         result = mathopt.solve(self._model, mathopt.SolverType.HIGHS)
         if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
             raise NoAnswerError(self._missing_power())
-        values, prices = result.variable_values(), result.dual_values()
+        values = result.variable_values()
+        # Where no job can do more than it must, the program has no variables, and so no prices.
+        has_variables = len(self._pieces.job) > 0
+        prices = result.dual_values() if has_variables else dict.fromkeys(self._budgets, 0.0)
         shares = []
         for slot, bought, budget in zip(self._slots, self._bought, self._budgets, strict=True):
             bought_share = np.clip([values[variable] for variable in bought], 0.0, 1.0)

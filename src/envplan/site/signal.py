@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.error import URLError
@@ -64,16 +65,24 @@ def read_signal(source: str, full_power_w: float) -> Signal:
 
 
 def _fetched(url: str) -> bytes:
-    """What is at a URL."""
+    """What is at a URL.
+
+    Raises:
+        InputError: it cannot be read, or is too long.
+    """
     try:
         with urlopen(url, timeout=_URL_TIMEOUT_S) as response:
             data: bytes = response.read(_MAX_BYTES + 1)
+            is_cut_short = bool(response.length)  # bytes that were announced and have not come
     except URLError as error:
         raise InputError(f"cannot be read ({error.reason})", path=url) from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read ({error})", path=url) from None
+    except (OSError, ValueError, HTTPException) as error:
+        reason = str(error) or type(error).__name__
+        raise InputError(f"cannot be read ({reason})", path=url) from None
     if len(data) > _MAX_BYTES:
         raise InputError(f"is larger than {_MAX_BYTES // 2**10} KiB", path=url)
+    if is_cut_short:
+        raise InputError("cannot be read (the answer is cut short)", path=url)
     return data
 
 

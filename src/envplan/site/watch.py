@@ -17,7 +17,7 @@ from envplan.site.acknowledgements import Acknowledgements
 from envplan.site.budget import Budget
 from envplan.site.jobs import SiteJob
 from envplan.site.model import PlanPower, SitePlan
-from envplan.site.order_writer import OrderWriter
+from envplan.site.order_writer import OrderWriter, WrittenOrder
 from envplan.site.plan import SiteOverheads, least_site_power_w, plan_site
 from envplan.site.signal import Signal, read_signal
 from envplan.site.watch_events import (
@@ -77,6 +77,8 @@ class SiteWatch:
         self._signal = Signal("none yet", full_power_w, time.time())
         #: The power that all orders are written for; None: they are not all written.
         self._ordered_w: float | None = None
+        #: The orders that the latest change of the signal brought, by job.
+        self._written: dict[str, WrittenOrder] = {}
         #: When it began to watch; what the signal said before counts from then on.
         self._begin_s = time.time()
         self._changed_s = 0.0
@@ -129,14 +131,16 @@ class SiteWatch:
             self.plan = self._planned(needed_w)
         (interval,) = self.plan.intervals
         self._changed_s = max(signal.changed_s, self._begin_s)
+        if self._ordered_w is not None:  # else these orders could not all be written last time
+            self._written = {}
         self._ordered_w = None
-        written = []
-        for one in self._writer.write(interval):
-            written.append(one)
-            self._acknowledgements.expect(one)
+        self._acknowledgements.begin_change(self._changed_s)
+        for order in self._writer.write(interval):
+            self._written[order.job.name] = order
+            self._acknowledgements.expect(order)
         self._ordered_w = signal.power_w
         self._unsaved_plan = self.plan
-        self._acknowledgements.all_written(self._changed_s)
+        self._acknowledgements.all_written()
         return OrdersWritten(
             signal=signal.text,
             budget_w=signal.power_w,
@@ -145,7 +149,7 @@ class SiteWatch:
             throughput_loss_percent=interval.throughput_loss_percent,
             price_percent_per_kw=interval.price_percent_per_kw,
             after_signal_s=max(0.0, time.time() - self._changed_s),
-            orders=[OrderNote.of(one.order) for one in written],
+            orders=[OrderNote.of(written.order) for written in self._written.values()],
         )
 
     def _planned(self, power_w: float) -> SitePlan:
@@ -167,9 +171,9 @@ class SiteWatch:
         written = self._writer.rewrite_lost()
         if not written:
             return
-        for one in written:
-            self._acknowledgements.expect_again(one)
-        yield OrdersLost(jobs=[one.job.name for one in written])
+        for order in written:
+            self._acknowledgements.expect_again(order)
+        yield OrdersLost(jobs=[order.job.name for order in written])
 
     def _save_plan(self) -> Iterator[PlanFailed]:
         """Write the plan to its file, if it is not there yet."""

@@ -78,14 +78,14 @@ def _document(replays: Replays, costs: Sequence[Mapping[str, float]]) -> dict[st
 
     baseline = replays.simulations[0]
     policies = []
-    for result, cost, rivals in zip(replays.simulations, costs, replays.rivals, strict=True):
+    for number, (result, cost) in enumerate(zip(replays.simulations, costs, strict=True)):
         saved_percent = result.saved_percent(baseline)
         policies.append(
             {
                 **result.to_dict(),
                 **cost,
                 "savings_percent": saved_percent,
-                **rivals.to_dict(),
+                **replays.rivals_document(number),
             }
         )
     return {

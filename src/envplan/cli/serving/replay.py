@@ -36,11 +36,14 @@ from envplan.serving.trace_formats import TIME_UNITS
 from envplan.units import duration_text
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from envplan.serving.costs import FleetCosts, FleetRates
     from envplan.serving.fixed_fleets import Rivals
     from envplan.serving.fleet import Fleet
     from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation
+    from envplan.serving.split_fleet import SplitFleet
 
 #: Keys of the JSON output beside the figures of a simulation.
 _OTHER_KEYS: Final = ("schema", "trace", "profile", "carbon_g", "savings_percent", "next")
@@ -51,7 +54,7 @@ _BARE_PLOT: Final = "serving-*.png"
 #: Panels of `--help`.
 FORECAST: Final = "Forecast"
 ENGINE: Final = "Engine"
-_GB: Final = 1e9
+GB: Final = 1e9
 
 Disaggregated = Annotated[
     bool,
@@ -63,6 +66,8 @@ Disaggregated = Annotated[
     ),
 ]
 START_UP: Final = "Start-up and clocks"
+#: Fleets that never change are looked for beside policies on traces of at most so many requests.
+_MOST_WITH_BASELINES: Final = 3_000_000
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,18 @@ class Replays:
         profile: with the SLOs that were to be met.
         trace: what was replayed.
         simulations: one for each policy.
-        rivals: the fleets that never change and are to be compared with each.
+        rivals: the fleets that never change and are to be compared with each; none where they were
+            not looked for.
     """
 
     profile: ServingProfile
     trace: Trace
     simulations: Sequence[Simulation]
     rivals: Sequence[Rivals]
+
+    def rivals_document(self, number: int) -> dict[str, JsonValue]:
+        """The fleets beside one of the simulations, in JSON types; nothing where there are none."""
+        return self.rivals[number].to_dict() if self.rivals else {}
 
     @property
     def title(self) -> str:
@@ -101,7 +111,7 @@ class GivenFleet(NamedTuple):
     """A fleet that does not change, by the name that it is given by."""
 
     name: str
-    fleet: Fleet
+    fleet: Fleet | SplitFleet
 
 
 class Names(tuple[str, ...]):
@@ -165,6 +175,16 @@ class ReplayOptions:
             "its format has it, else s.",
             show_default=False,
             parser=one_of(*TIME_UNITS),
+        ),
+    ] = None
+    baselines: Annotated[
+        bool | None,
+        typer.Option(
+            "--baselines/--no-baselines",
+            rich_help_panel=MOST_USED,
+            help="Find the best fleets that never change beside each policy; default: up to "
+            f"{_MOST_WITH_BASELINES / 1e6:.0f} million requests.",
+            show_default=False,
         ),
     ] = None
     prefix_cache: Annotated[
@@ -320,7 +340,7 @@ class ReplayOptions:
             show_default=False,
             parser=quantity(NUMBER.within(1e-3, 1e5)),
         ),
-    ] = Settings.link_bytes_s / _GB
+    ] = Settings.link_bytes_s / GB
     seed: Annotated[
         int,
         typer.Option(
@@ -368,7 +388,7 @@ class ReplayOptions:
             chunk_tokens=self.chunk,
             predicted_lengths=self.predicted_lengths,
             length_error_percent=self.length_error,
-            link_bytes_s=self.kv_link * _GB,
+            link_bytes_s=self.kv_link * GB,
             ready=self.ready or (),
             switch_latency_s=self.clock_delay,
         )
@@ -412,16 +432,27 @@ class ReplayOptions:
         if given is not None:
             require_performance(given.fleet, profile.performance)
             simulations.append(replay_fixed(given.name, given.fleet, observed, settings))
-        with progress(f"policies beside fixed fleets on {_size_text(trace)}") as work:
-            rivals = []
-            for found in rivals_of(observed, settings, simulations):
-                rivals.append(found)
-                work.items(len(rivals), len(simulations))
+        rivals: list[Rivals] = []
+        if self._with_baselines(trace):
+            with progress(f"kinds of fixed fleets tried on {_size_text(trace)}") as work:
+                rivals = rivals_of(observed, settings, simulations, work.items)
         self._warn_of_hopeless(simulations[0])
         for result in simulations:
             self._warn_of_too_few_gpus(result)
         _warn_of_too_long(simulations, profile)
         return Replays(profile, trace, simulations, rivals)
+
+    def _with_baselines(self, trace: Trace) -> bool:
+        """Whether fleets that never change are looked for; it says so if that takes too long."""
+        if self.baselines is not None:
+            return self.baselines
+        if len(trace) <= _MOST_WITH_BASELINES:
+            return True
+        ui.warn(
+            f"{len(trace):,} requests: policies are not set beside the best fleets that never "
+            "change, which takes several times as long as the policies; --baselines does it"
+        )
+        return False
 
     def _open_trace(self, classes: RequestClasses) -> Trace:
         """The trace, as its prefix cache leaves it.
@@ -547,6 +578,8 @@ class FleetRateOptions(RateOptions):
 
 def print_rivals(rivals: Sequence[Rivals]) -> None:
     """A row for each policy: what it saves against fleets that never change, and how."""
+    if not rivals:
+        return
     rows = []
     for found in rivals:
         split = found.split

@@ -20,6 +20,8 @@ from envplan.serving.classes import RequestClasses, Slo
 if TYPE_CHECKING:
     from envplan.serving.profile import ServingProfile
 
+#: Of files that state classes.
+_CLASS_SUFFIXES: Final = (".toml", ".json")
 _SECONDS: Final = NUMBER.within(1e-9, 1e9)
 
 
@@ -56,6 +58,14 @@ def parse_slo(text: str, option: str) -> ClassSlo:
     return ClassSlo(name, Slo(*times_s))
 
 
+def _parse_classes_file(text: str, option: str) -> Path:
+    """The name of a file in TOML or JSON."""
+    path = Path(text)
+    if path.suffix.lower() not in _CLASS_SUFFIXES:
+        raise InputError(f"{option} {path} must end in {' or '.join(_CLASS_SUFFIXES)}")
+    return path
+
+
 #: A panel of `--help`.
 FLEET: Final = "Fleet"
 
@@ -88,6 +98,7 @@ class ServiceOptions:
             help="Classes of requests, their lengths and SLOs: .toml or .json. Default: the "
             "profile's, else SS, SM, ... LL: short, medium or long input, then output.",
             show_default=False,
+            parser=parser_of(_parse_classes_file),
         ),
         InputFile(),
     ] = None

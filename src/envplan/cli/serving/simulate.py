@@ -104,7 +104,7 @@ def simulate(
         lambda: {
             **result.to_dict(),
             **costs,
-            **replays.rivals[-1].to_dict(),
+            **replays.rivals_document(-1),
             **_together(replays),
             "trace": replays.trace.name,
             "profile": replays.profile.name,

@@ -13,6 +13,7 @@ import typer
 from envplan.cli import output as ui
 from envplan.cli.describe import modelled_title
 from envplan.cli.progress import progress
+from envplan.cli.serving.replay import GB
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions, split_class
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import table_columns
@@ -102,6 +103,24 @@ def solve(
             parser=quantity(NUMBER.within(1, 99.99)),
         ),
     ] = SLO_QUANTILE_PERCENT,
+    disaggregated: Annotated[
+        bool,
+        typer.Option(
+            "--disaggregated",
+            rich_help_panel=FLEET,
+            help="Plan instances for prompts and others to decode, too, and alike ones that all "
+            "classes share; take what draws least.",
+        ),
+    ] = False,
+    kv_link: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="GB/S",
+            help="Network of a GPU, over which contexts go from prefill to decode.",
+            parser=quantity(NUMBER.within(0.001, 1e6)),
+        ),
+    ] = Settings.link_bytes_s / GB,
     time_limit: Annotated[
         float,
         typer.Option(
@@ -145,13 +164,20 @@ def solve(
         one_frequency=one_frequency,
         time_limit=time_limit,
         slo_quantile=slo_quantile,
+        disaggregated=disaggregated,
+        kv_link_bytes_s=kv_link * GB,
     )
     with progress("replaying instances at rising loads") as work:
         plan = plan_fleet(service.serving_profile, loads, gpus, planning, work.items)
     plan.save(output)
+    split = plan.predicted.savings_split
     ui.draw(plot, lambda: plan_figure(plan))
     ui.answer(
-        lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
+        lambda: {
+            "plan": str(output),
+            **plan.model_dump(by_alias=True),
+            "savings_split": None if split is None else split._asdict(),
+        },
         lambda: _print(plan),
         next_command=["envplan", "serving", "apply", str(output)],
     )
@@ -172,8 +198,9 @@ def _loads_by_class(loads: Sequence[Loads]) -> dict[str, float]:
 
 def _print(plan: ServingPlan) -> None:
     """A row for each group of instances; then what the fleet draws and saves."""
+    pool_name = "pool and role" if any(pool.has_roles for pool in plan.pools) else "pool"
     headers = (
-        *("classes", "pool", "instances", "on", "MHz", "tokens/s", "W"),
+        *("classes", pool_name, "instances", "on", "MHz", "tokens/s", "W"),
         *("TTFT (s)", "TBT (s)", "in SLO (%)"),
     )
     rows = []
@@ -181,6 +208,7 @@ def _print(plan: ServingPlan) -> None:
         rows += [_group_cells(pool, group) for group in pool.groups]
     title = modelled_title(f"{plan.planner} plan, figures per instance", plan.profile.source)
     ui.show_table(title, table_columns(headers, rows, num_texts=2))
+    _print_both(plan)
     predicted = plan.predicted
     ui.say(f"{predicted.gpus} of {plan.request.gpus} GPUs, {predicted.power_w:.6g} W in all")
     if predicted.gap is not None:
@@ -198,6 +226,30 @@ def _print(plan: ServingPlan) -> None:
             f"at maximum frequency on the highest TP: {_of_given(baseline.gpus, plan)}, "
             f"{baseline.power_w:.6g} W; saved {predicted.savings_percent:.1f}%"
         )
+    split = predicted.savings_split
+    if split is not None:
+        ui.say(
+            f"of these, by TP {split.parallelism_percent:.1f}%, by one lower clock "
+            f"{split.clocks_percent:.1f}%, by instances and clocks that differ "
+            f"{split.scaling_percent:.1f}%"
+        )
+
+
+def _print_both(plan: ServingPlan) -> None:
+    """What the best fleets take whose instances run both phases, or one of them."""
+    together, apart = plan.predicted.together, plan.predicted.apart
+    if together is not None and apart is not None:
+        saved_percent = 100 * (1 - apart.power_w / together.power_w)
+        than = "less" if saved_percent >= 0 else "more"
+        ui.say(
+            f"prefill and decode apart: {apart.gpus} GPUs, {apart.power_w:.6g} W; together: "
+            f"{together.gpus} GPUs, {together.power_w:.6g} W: apart draws "
+            f"{abs(saved_percent):.1f}% {than}"
+        )
+    elif together is not None and plan.request.kv_link_bytes_s is not None:
+        ui.say("no fleet with prefill and decode apart was found that keeps the SLOs")
+    elif apart is not None:
+        ui.say("no fleet whose instances run both phases keeps the SLOs")
 
 
 def _of_given(gpus: int, plan: ServingPlan) -> str:
@@ -242,7 +294,7 @@ def _group_cells(pool: Pool, group: Group) -> list[str]:
     """The row of a group of instances."""
     return [
         " + ".join(pool.classes),
-        pool.request_class,
+        f"{pool.request_class} {group.role}" if group.role else pool.request_class,
         str(group.instances),
         f"TP{group.tp}",
         str(group.frequency_mhz),

@@ -196,12 +196,14 @@ function nameEnds(svg, data, area, x, ground) {
   if (box.x + box.width + 8 > nextBox.x) labels[0].setAttribute("y", area.top - 28);
 }
 
-// What the best plan without slowdown and the cheapest of all save, beside them.
+// What the best plan without slowdown, or the page's own, and the cheapest of all save, beside them.
 function noteSavings(svg, data, x, y, factor, ground) {
   const cheaper = (one, two) => (two.energy < one.energy ? two : one);
   const cheapest = data.plans.reduce(cheaper);
   const notSlower = data.plans.filter((plan) => plan.time <= data.baseline.time * (1 + 1e-12));
-  const best = notSlower.length ? notSlower.reduce(cheaper) : null;
+  // A page about a plan without slowdown states what that one saves.
+  const own = data.points.find((point) => isThisPlan(point) && point.slower < 0.05);
+  const best = own || (notSlower.length ? notSlower.reduce(cheaper) : null);
   const note = (plan, places) => {
     if (plan.saved >= 0.05) placeLabel(svg, ground, savedWords(plan), places, { class: "saved" });
   };

@@ -75,12 +75,18 @@ class Benchmark:
 
     @property
     def max_batch(self) -> float:
-        """Requests that the memory of a decode worker holds at once, at least one."""
+        """Requests that the memory of a decode worker holds at once.
+
+        Where the weights seem to leave no room for a single one, the row was measured all the same:
+        then it had room for all that it was given.
+        """
         capacity_tokens = kv_capacity_tokens(
             self.model, self.gpu, self.precision, self.num_gpus, self.attention_groups
         )
         context_tokens = self.input_tokens + _CONTEXT_SHARE * self.output_tokens
-        return max(1.0, capacity_tokens / context_tokens)
+        if capacity_tokens < context_tokens:
+            return self.concurrency / self.num_workers
+        return capacity_tokens / context_tokens
 
     @property
     def batch_size(self) -> float:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ _MAX_ROUNDS: Final = 30
 _MAX_CHANGE: Final = 0.6  # of a logarithm, in one round
 _TOLERANCE: Final = 3e-3
 _NEVER: Final = 1e12  # precision of what does not deviate
+#: Spread of the logarithms of factors that all rows have in common, where no centre is given.
+_CENTRE_SPREAD: Final = 2.0
 
 Groups = npt.NDArray[np.intp]
 
@@ -76,8 +78,66 @@ def fit_factors(
     return problem.solve()
 
 
+class _MeasuredGroups(NamedTuple):
+    """The groups of a level that have measured rows; only these deviate.
+
+    Attributes:
+        number: of each row's group among them, (rows,); -1 where the group has no measured row.
+        num_groups: how many they are.
+    """
+
+    number: Groups
+    num_groups: int
+
+
+class _Unknowns:
+    """The deviations that are to be found, numbered.
+
+    Number 0 belongs to no group and stays 0: it stands for groups without measured rows.
+    """
+
+    def __init__(self) -> None:
+        self._count = 1
+        self._precisions: list[FloatArray] = [np.full(1, _NEVER)]
+
+    @property
+    def precision(self) -> FloatArray:
+        """Of each deviation around 0: one over its variance, (unknowns,)."""
+        return np.concatenate(self._precisions)
+
+    def add_by_term(self, groups: _MeasuredGroups, num_terms: int, spread: float) -> Groups:
+        """A deviation for each term of each group.
+
+        Returns:
+            The numbers of those of each row, (rows, terms).
+        """
+        first_of_row = self._count + num_terms * groups.number
+        numbers = first_of_row[:, None] + np.arange(num_terms)
+        is_known = groups.number >= 0
+        self._add(num_terms * groups.num_groups, spread)
+        return np.where(is_known[:, None], numbers, 0)
+
+    def add_common(self, groups: _MeasuredGroups, spread: float) -> Groups:
+        """A deviation of all terms together for each group.
+
+        Returns:
+            The number of that of each row, (rows,).
+        """
+        numbers = self._count + groups.number
+        is_known = groups.number >= 0
+        self._add(groups.num_groups, spread)
+        return np.where(is_known, numbers, 0)
+
+    def _add(self, count: int, spread: float) -> None:
+        self._precisions.append(np.full(count, spread**-2))
+        self._count += count
+
+
 class _Problem:
-    """The unknowns are deviations: by level, group and term, then by level and group."""
+    """Rows, and the unknown deviations that their times depend on.
+
+    The unknowns are deviations: by level, group and term, then by level and group.
+    """
 
     def __init__(
         self,
@@ -92,37 +152,29 @@ class _Problem:
         self._known = np.flatnonzero(np.isfinite(measured_s))
         self._log_measured = np.log(measured_s[self._known])
         num_rows, num_terms = terms.shape
-        self._centre = np.zeros(num_terms) if centre is None else centre
-        everything = [] if centre is not None else [Level(np.zeros(num_rows, np.intp), 2.0)]
-        # Deviations by term, and of all terms together; the first unknown belongs to no group and
-        # stays 0.
-        precisions: list[FloatArray] = [np.full(1, _NEVER)]
-        columns: list[npt.NDArray[np.intp]] = []
-        common: list[npt.NDArray[np.intp]] = []
-        num_unknowns = 1
-        for level in [*everything, *levels]:
-            group, num_groups = self._measured_groups(level)
-            is_known = group >= 0
+        self._centre = centre
+        if centre is None:
+            self._centre = np.zeros(num_terms)
+            everything = Level(np.zeros(num_rows, np.intp), _CENTRE_SPREAD)
+            levels = [everything, *levels]
+        unknowns = _Unknowns()
+        by_term: list[Groups] = []
+        common: list[Groups] = [np.zeros(num_rows, np.intp)]
+        for level in levels:
+            groups = self._measured_groups(level)
             if level.spread:
-                first = num_unknowns + group[:, None] * num_terms + np.arange(num_terms)
-                columns.append(np.where(is_known[:, None], first, 0))
-                precisions.append(np.full(num_groups * num_terms, level.spread**-2))
-                num_unknowns += num_groups * num_terms
+                by_term.append(unknowns.add_by_term(groups, num_terms, level.spread))
             if level.common_spread:
-                common.append(np.where(is_known, num_unknowns + group, 0))
-                precisions.append(np.full(num_groups, level.common_spread**-2))
-                num_unknowns += num_groups
-        self._columns = np.stack(columns, axis=1)  # (rows, levels, terms)
-        no_columns = np.empty((num_rows, 0), dtype=np.intp)
-        self._common = np.stack(common, axis=1) if common else no_columns
-        self._precision = np.concatenate(precisions)
+                common.append(unknowns.add_common(groups, level.common_spread))
+        self._by_term = np.stack(by_term)  # (levels, rows, terms)
+        self._common = np.stack(common)  # (levels, rows)
+        self._precision = unknowns.precision
 
-    def _measured_groups(self, level: Level) -> tuple[Groups, int]:
-        """The number of each row's group among those with measured rows, or -1, and how many."""
+    def _measured_groups(self, level: Level) -> _MeasuredGroups:
         with_rows = np.unique(level.group[self._known])
-        numbers = np.full(int(level.group.max()) + 1, -1, dtype=np.intp)
-        numbers[with_rows] = np.arange(len(with_rows))
-        return numbers[level.group], len(with_rows)
+        number_of_group = np.full(int(level.group.max()) + 1, -1, dtype=np.intp)
+        number_of_group[with_rows] = np.arange(len(with_rows))
+        return _MeasuredGroups(number_of_group[level.group], len(with_rows))
 
     def solve(self) -> FloatArray:
         """Factors of each row's terms."""
@@ -137,27 +189,41 @@ class _Problem:
         return self._factors(deviations)
 
     def _factors(self, deviations: FloatArray) -> FloatArray:
-        by_term = deviations[self._columns].sum(axis=1)
-        together = deviations[self._common].sum(axis=1)[:, None]
-        factors: FloatArray = np.exp(self._centre + by_term + together)
+        by_term = deviations[self._by_term].sum(axis=0)
+        common = deviations[self._common].sum(axis=0)
+        factors: FloatArray = np.exp(self._centre + by_term + common[:, None])
         return factors
 
     def _gauss_newton_step(self, deviations: FloatArray) -> FloatArray:
-        known = self._known
-        times_s = (self._terms * self._factors(deviations))[known]
+        """The change of all deviations that solves the problem as it looks nearby."""
+        all_times_s = self._terms * self._factors(deviations)
+        times_s = all_times_s[self._known]
         total_s = times_s.sum(axis=1)
-        share = times_s / total_s[:, None]
         residual = self._log_measured - np.log(total_s)
-        scaled = residual / self._noise
-        weight = (_FREEDOM + 1) / (_FREEDOM + scaled**2) / self._noise**2
-        derivative = np.zeros((len(known), len(deviations)))
-        rows = np.arange(len(known))
-        for number in range(self._columns.shape[1]):
-            derivative[rows[:, None], self._columns[known, number]] += share
-        for number in range(self._common.shape[1]):
-            derivative[rows, self._common[known, number]] += 1.0
-        weighted = derivative * weight[:, None]
+        derivative = self._derivative(times_s / total_s[:, None])
+        weighted = derivative * self._weight(residual)[:, None]
         matrix = weighted.T @ derivative + np.diag(self._precision)
         gradient = weighted.T @ residual - self._precision * deviations
         step: FloatArray = np.linalg.solve(matrix, gradient)
         return step
+
+    def _weight(self, residual: FloatArray) -> FloatArray:
+        """Of each known row: the farther off it is, the less it counts (Student's t)."""
+        scaled = residual / self._noise
+        weight: FloatArray = (_FREEDOM + 1) / (_FREEDOM + scaled**2) / self._noise**2
+        return weight
+
+    def _derivative(self, share: FloatArray) -> FloatArray:
+        """Of the logarithm of each known row's time by each deviation, (known rows, unknowns).
+
+        Args:
+            share: of each term in the row's time, (known rows, terms).
+        """
+        num_known = len(self._known)
+        rows = np.arange(num_known)
+        derivative = np.zeros((num_known, len(self._precision)))
+        for numbers in self._by_term:
+            derivative[rows[:, None], numbers[self._known]] += share
+        for numbers in self._common:
+            derivative[rows, numbers[self._known]] += 1.0
+        return derivative

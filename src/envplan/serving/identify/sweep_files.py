@@ -211,11 +211,15 @@ def _needed(value: Any, name: str) -> Any:
 
 
 def _precision(stated: str | None, model_name: str) -> str:
-    """Precision of weights, as it is stated or the model's name says it; else bfloat16."""
+    """Precision of weights, as it is stated or the model's name says it; else bfloat16.
+
+    A model that was published in 8 bit has these.
+    """
     name = (stated or "").lower()
     name = _PRECISIONS.get(name, name)
     if not name:
         endings = {"fp8": "fp8", "nvfp4": "fp4", "fp4": "fp4", "gpt-oss": "fp4"}
+        endings |= {"deepseek-r1": "fp8", "deepseek-v3": "fp8"}
         found = [known for mark, known in endings.items() if mark in model_name.lower()]
         name = found[0] if found else "bf16"
     if name not in WEIGHT_BYTES:
@@ -255,9 +259,6 @@ class ConfiguratorRecord(SweepRecord):
     ttft_ms: Positive = Field(validation_alias=_aliases("silicon_ttft_ms", "ttft_ms", "ttft"))
     tpot_ms: Positive = Field(validation_alias=_aliases("silicon_tpot_ms", "tpot_ms", "tpot"))
 
-    #: The engine's default where a model's weights have no precision in their row.
-    DEFAULT_PRECISION: ClassVar[str] = "fp8"
-
     def benchmark(self, facts: SweepFacts) -> Benchmark:
         """The benchmark of this row."""
         disaggregated = self.mode == "disagg"
@@ -272,8 +273,6 @@ class ConfiguratorRecord(SweepRecord):
             prefill_gpus = self.prefill_tp_size * (self.prefill_attention_dp_size or 1.0)
         model_name = self.model_path
         stated = self.precision
-        if stated is None and "gpt-oss" not in model_name and "FP4" not in model_name:
-            stated = self.DEFAULT_PRECISION
         if "gpt-oss" in model_name:  # its weights exist in this format only
             stated = "fp4"
         return Benchmark(

@@ -1,0 +1,274 @@
+"""A fleet for steady loads whose instances run prompts or decode, replayed before it is stated.
+
+Load curves of each phase (phase_curves.py) say how many instances of each configuration carry the
+load, and about what they draw. The pairs of a prefill and a decode configuration that draw the
+least by them are replayed whole, with the transfers between. They get instances more, of the phase
+where that helps most, until enough requests meet their SLOs, and then as many less as do. Of the
+pairs that hold the one that draws least is taken.
+
+All classes share one pair of pools or, where they may not be merged, each has its own. The same
+search finds the one pool of alike instances that run both phases for all classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import product
+from typing import ClassVar, Final, NamedTuple
+
+from envplan.errors import InputError, NoAnswerError
+from envplan.serving.instances import Instances
+from envplan.serving.phase_curves import (
+    PhaseCurve,
+    RequestMix,
+    both_curves,
+    decode_curves,
+    prefill_curves,
+)
+from envplan.serving.plan_replay import FEW_DRAWS, NUM_DRAWS, PlanReplay, replay_plan
+from envplan.serving.profile import ServingProfile
+from envplan.serving.settings import Settings
+from envplan.serving.split_fleet import SplitFleet
+
+#: Configurations of a phase that are tried, and pairs of them that are replayed.
+_CONFIGURATIONS: Final = 4
+_REPLAYED_PAIRS: Final = 4
+#: Share of the requests that may be late that each phase may make late by its curve.
+_LATE_SHARE_OF_PHASE: Final = 0.35
+#: The same of instances that run both phases.
+_LATE_SHARE: Final = 2 * _LATE_SHARE_OF_PHASE
+#: Instances are added one by one or, where there are many of a phase, this share of them.
+_GROWTH: Final = 1 / 8
+
+
+class HeldFleet(NamedTuple):
+    """A fleet that holds its SLOs.
+
+    Attributes:
+        fleet: its instances.
+        requests_s: that it serves, by class.
+        replay: of it.
+        power_w: of all its instances.
+    """
+
+    fleet: SplitFleet
+    requests_s: Mapping[str, float]
+    replay: PlanReplay
+    power_w: float
+
+
+def fleets_apart(
+    profile: ServingProfile,
+    requests_s: Mapping[str, float],
+    gpus: int,
+    *,
+    slo_quantile: float,
+    link_bytes_s: float,
+    merge: bool = True,
+) -> list[HeldFleet]:
+    """The fleets whose instances run prompts or decode: one for all classes, or one for each.
+
+    Args:
+        profile: with the SLOs to be met, and the size of contexts.
+        requests_s: requests per second by class.
+        gpus: at most. Where each class has a fleet, those of the first classes choose first.
+        slo_quantile: percent of requests that must meet their SLOs.
+        link_bytes_s: of a GPU's network, over which contexts go from prefill to decode.
+        merge: whether all classes share a fleet.
+
+    Raises:
+        InputError: the profile does not say how large contexts are.
+        NoAnswerError: none that was found holds within the GPUs.
+    """
+    if profile.kv_bytes_per_token is None:
+        raise InputError(
+            "the profile's sidecar does not say in kv_bytes_per_token how large contexts are that "
+            "go from prefill to decode",
+            path=profile.sidecar,
+        )
+    parts = [requests_s] if merge else [{name: rate} for name, rate in requests_s.items()]
+    fleets: list[HeldFleet] = []
+    free_gpus = gpus
+    for part in parts:
+        mix = RequestMix(part, link_bytes_s)
+        search = _PairSearch(profile, mix, free_gpus, slo_quantile / 100)
+        fleets.append(search.best())
+        free_gpus -= fleets[-1].fleet.gpus
+    return fleets
+
+
+def shared_fleet(
+    profile: ServingProfile, requests_s: Mapping[str, float], gpus: int, *, slo_quantile: float
+) -> HeldFleet:
+    """The fleet of alike instances that run both phases for all classes.
+
+    Args:
+        profile: with the SLOs to be met.
+        requests_s: requests per second by class.
+        gpus: at most.
+        slo_quantile: percent of requests that must meet their SLOs.
+
+    Raises:
+        NoAnswerError: none that was found holds within the GPUs.
+    """
+    mix = RequestMix(requests_s, Settings.link_bytes_s)
+    return _SharedSearch(profile, mix, gpus, slo_quantile / 100).best()
+
+
+@dataclass(frozen=True, eq=False)
+class _PairSearch:
+    """The search for a prefill and a decode configuration, and the instances of each.
+
+    Attributes:
+        profile: with the SLOs.
+        mix: what comes.
+        gpus: at most.
+        target: share of requests that must meet their SLOs.
+    """
+
+    profile: ServingProfile
+    mix: RequestMix
+    gpus: int
+    target: float
+
+    #: The instances of its fleets, in words.
+    NAME: ClassVar[str] = "instances for prompts and others to decode"
+
+    def best(self) -> HeldFleet:
+        """The fleet of least power that holds, of those that are tried.
+
+        Raises:
+            NoAnswerError: none holds within the GPUs.
+        """
+        held = []
+        for fleet in self._estimated_fleets():
+            found = self._smallest_that_holds(fleet)
+            if found is not None:
+                held.append(found)
+        if not held:
+            raise NoAnswerError(
+                f"no fleet of {self.NAME} meets the SLOs of {100 * self.target:.4g}% of requests "
+                f"within {self.gpus} GPUs"
+            )
+        return min(held, key=lambda found: found.power_w)
+
+    def _estimated_fleets(self) -> list[SplitFleet]:
+        """The fleets of least power by the curves of their phases, within the GPUs."""
+        late_share = _LATE_SHARE_OF_PHASE * (1 - self.target)
+        prefill = self._candidates(prefill_curves(self.profile, self.mix, late_share))
+        decode = self._candidates(decode_curves(self.profile, self.mix, late_share))
+        power_w: dict[SplitFleet, float] = {}
+        for (first, first_w), (second, second_w) in product(prefill.items(), decode.items()):
+            fleet = SplitFleet(first, second)
+            if fleet.gpus <= self.gpus:
+                power_w[fleet] = first_w + second_w
+        return sorted(power_w, key=power_w.__getitem__)[:_REPLAYED_PAIRS]
+
+    def _candidates(self, curves: Sequence[PhaseCurve]) -> dict[Instances, float]:
+        """The instances of some configurations that carry all, and their power in W.
+
+        They are those that draw least; and the one on the fewest GPUs, as GPUs may be few.
+        """
+        requests_s = self.mix.total_requests_s
+        power_w: dict[Instances, float] = {}
+        for curve in curves:
+            instances = curve.instances_for(requests_s)
+            power_w[instances] = curve.total_power_w(instances.count, requests_s)
+        ranked = sorted(power_w, key=power_w.__getitem__)
+        chosen = ranked[:_CONFIGURATIONS]
+        if ranked:
+            chosen.append(min(ranked, key=lambda instances: instances.gpus))
+        return {instances: power_w[instances] for instances in chosen}
+
+    def _smallest_that_holds(self, estimated: SplitFleet) -> HeldFleet | None:
+        """The fleet with instances more until it holds, then with as many less as hold."""
+        fleet = estimated
+        while (held := self._held(fleet)) is None:
+            better = self._better(fleet)
+            if better is None:
+                return None
+            fleet = better
+        while (smaller := self._smaller(held)) is not None:
+            held = smaller
+        return held
+
+    def _smaller(self, held: HeldFleet) -> HeldFleet | None:
+        """The fleet of least power that holds with an instance less, if it draws less."""
+        found = [self._held(fleet) for fleet in _shrunk(held.fleet)]
+        thriftier = [each for each in found if each is not None and each.power_w < held.power_w]
+        return min(thriftier, key=lambda each: each.power_w, default=None)
+
+    def _held(self, fleet: SplitFleet) -> HeldFleet | None:
+        """The fleet with its replay; None where too few requests meet their SLOs in it."""
+        # What few draws refuse, more draws would, too.
+        if self._few_draws(fleet).attainment < self.target:
+            return None
+        replay = self._all_draws(fleet)
+        if replay.attainment < self.target:
+            return None
+        power_w = 0.0
+        for instances, replayed in zip(fleet.by_role, replay.groups[0], strict=True):
+            power_w += instances.count * replayed.power_w
+        return HeldFleet(fleet, self.mix.requests_s, replay, power_w)
+
+    @cached_property
+    def _all_draws(self) -> Callable[[SplitFleet], PlanReplay]:
+        return cache(lambda fleet: self._replay(fleet, NUM_DRAWS))
+
+    def _better(self, fleet: SplitFleet) -> SplitFleet | None:
+        """The fleet with more instances of a phase, or of both, with which most SLOs are met.
+
+        None where more instances do not help, or there are no GPUs for them.
+        """
+        grown = [each for each in _grown(fleet) if each.gpus <= self.gpus]
+        best = max(grown, key=self._score, default=None)
+        if best is None or self._score(best) <= self._score(fleet):
+            return None
+        return best
+
+    def _score(self, fleet: SplitFleet) -> tuple[float, float]:
+        """What a fleet keeps in few draws, and what its worst class meets on average."""
+        replay = self._few_draws(fleet)
+        return replay.attainment, min(replay.mean_by_class.values())
+
+    @cached_property
+    def _few_draws(self) -> Callable[[SplitFleet], PlanReplay]:
+        return cache(lambda fleet: self._replay(fleet, FEW_DRAWS))
+
+    def _replay(self, fleet: SplitFleet, num_draws: int) -> PlanReplay:
+        load = self.mix.load(fleet.first, fleet.decode)
+        return replay_plan(self.profile, [[load]], num_draws)
+
+
+class _SharedSearch(_PairSearch):
+    """The search for a configuration of alike instances that run both phases, and their number."""
+
+    NAME: ClassVar[str] = "alike instances"
+
+    def _estimated_fleets(self) -> list[SplitFleet]:
+        """The fleets of least power by their curves, within the GPUs."""
+        late_share = _LATE_SHARE * (1 - self.target)
+        power_w = self._candidates(both_curves(self.profile, self.mix, late_share))
+        ranked = sorted(power_w, key=power_w.__getitem__)
+        return [SplitFleet(instances) for instances in ranked if instances.gpus <= self.gpus]
+
+
+def _grown(fleet: SplitFleet) -> list[SplitFleet]:
+    """The fleets with more instances of one phase, the smaller first, or else of both."""
+    first = fleet.first.more(math.ceil(_GROWTH * fleet.first.count))
+    if fleet.decode is None:
+        return [SplitFleet(first)]
+    decode = fleet.decode.more(math.ceil(_GROWTH * fleet.decode.count))
+    fleets = [replace(fleet, first=first), replace(fleet, decode=decode)]
+    return [*sorted(fleets, key=lambda each: each.gpus), SplitFleet(first, decode)]
+
+
+def _shrunk(fleet: SplitFleet) -> Iterator[SplitFleet]:
+    """The fleets with one instance less, of either phase, as long as one is left."""
+    if fleet.first.count > 1:
+        yield replace(fleet, first=fleet.first.more(-1))
+    if fleet.decode is not None and fleet.decode.count > 1:
+        yield replace(fleet, decode=fleet.decode.more(-1))
