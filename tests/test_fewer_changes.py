@@ -79,6 +79,7 @@ def test_measured_jobs_change_clocks_seldom(name: str, most: int) -> None:
         {"switch_latency": 0.02, "ask": "start"},
         {"min_dwell": 0.1},
         {"peak_power_cap": 900.0},
+        {"switch_latency": 0.02, "min_dwell": 0.1, "peak_power_cap": 900.0},
     ],
 )
 def test_changes_are_fewer_under_late_and_held_clocks_and_caps(options: dict[str, Any]) -> None:

@@ -339,6 +339,23 @@ def test_a_clock_asked_for_ahead_is_in_time_where_operations_last_longer_than_it
     assert (ahead.iteration_time, ahead.energy) == (plan.iteration_time, plan.energy)
 
 
+@pytest.mark.parametrize("name", ["h100-gpt3-175b-8stage", "sosp24-a40-gpt3-175b-8stage"])
+def test_asked_for_ahead_no_clock_is_late_but_that_of_the_iterations_first_operation(
+    name: str,
+) -> None:
+    """Nothing tells the machine before an iteration begins that it will."""
+    frontier = trace_frontier(Pipeline("1f1b", 8, 24), Profile.builtin(name))
+    at_once_free = SearchConditions(changes=FREE_CHANGES)
+    candidates = PlanCache().candidates(frontier, at_once_free)
+    rows = candidates.near(round(1.01 * frontier.min_time_ns)).rows
+    at_once = frontier.problem.replay(rows)
+    ahead = frontier.problem.replay(rows, Machine.of(8 * 10**6, "ahead"))
+    times_ns = at_once.finishes_ns - at_once.starts_ns
+    late_times_ns = ahead.finishes_ns - ahead.starts_ns
+    assert np.flatnonzero(times_ns != late_times_ns).tolist() in ([], [0])
+    assert abs(late_times_ns[0] - times_ns[0]) < 8 * 10**6
+
+
 def test_a_plan_says_when_its_clocks_are_asked_for_and_files_of_old_ask_at_the_start(
     folder: Path,
 ) -> None:

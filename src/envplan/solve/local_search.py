@@ -53,13 +53,13 @@ _UNIFORM_TEMPERATURE: Final = 4.0
 #: many moves together are of use.
 _LATE_PATH_TEMPERATURE: Final = 3.0
 _HELD_PATH_TEMPERATURE: Final = 6.0
-#: Prices of those ways in large pipelines, where others never came out best: where every change is
-#: late or followed by a hold, and where clocks are asked for ahead.
-_DEAR_CHANGES_FACTORS: Final[tuple[float, ...]] = (1.2, 1.5)
+#: Prices of those ways in large pipelines where clocks are asked for ahead and need not be held:
+#: others never came out best there.
 _AHEAD_FACTORS: Final[tuple[float, ...]] = (1.0,)
 #: A rounded optimum is nearly there if time and energy are above the wanted by less than one part
-#: in so many.
+#: in so many. It is of use as a start, beside others, up to the second one.
 _NEARLY_PART: Final = 1000
+_USEFUL_PART: Final = 100
 #: From a plan that is nearly there; and once more, from the best of all.
 _FINAL_TEMPERATURE: Final = 0.25
 _SHORT_SEARCH_TEMPERATURE: Final = 0.6
@@ -347,9 +347,9 @@ class SearchedCandidates(GridCandidates):
             rounded: the rounded relaxed optimum of the deadline.
             deadline_ns: of the search.
         """
-        is_of_use = self._is_of_use(rounded, deadline_ns)
+        is_nearly_there = self._is_within(_NEARLY_PART, rounded, deadline_ns)
         holds = annealer.score(rounded.rows).holds
-        if holds or (is_of_use and self._has_one_kind_of_start):
+        if holds or (is_nearly_there and self._has_good_starts):
             starts = [_Start(rounded.rows, _FINAL_TEMPERATURE)]
         else:
             starts = self._stage_path_starts(deadline_ns)
@@ -358,7 +358,7 @@ class SearchedCandidates(GridCandidates):
             if self._penalties.min_dwell_ns == 0:
                 starts.append(_Start(annealer.constant(), _UNIFORM_TEMPERATURE))
         nearly_there = self._choices_for_later_clocks(deadline_ns)
-        if is_of_use:
+        if self._is_of_use(rounded, deadline_ns):
             nearly_there += self._rounded_choices(rounded, deadline_ns)[1:]
         nearly_there += self._choices_under_cap(rounded, deadline_ns)
         starts += [_Start(choice, _FINAL_TEMPERATURE) for choice in nearly_there]
@@ -370,28 +370,31 @@ class SearchedCandidates(GridCandidates):
         return choices
 
     @property
-    def _has_one_kind_of_start(self) -> bool:
-        """Whether searches start from rounded optima or from the cheapest ways of stages alone.
+    def _has_good_starts(self) -> bool:
+        """Whether only those starts are taken that may well come out best.
 
-        In large pipelines each search takes long, and which starts are the better ones can be told.
+        In large pipelines each search takes long, and for late and held clocks it can be told.
         """
         return self._is_large and self._late_bounds.clocks.are_any
 
     def _is_of_use(self, rounded: Replay, deadline_ns: int) -> bool:
-        """Whether searches start from rounded optima as well as from others.
+        """Whether searches start from a rounded optimum as well as from others.
 
-        Where there is one kind of start, they do if a rounded optimum is nearly as good as with
-        clocks at once. One whose clocks come late all the time or are not held is far from that.
+        Where all clocks come late, or are not held, it is too far from a plan.
         """
-        if not self._has_one_kind_of_start:
-            return True
-        annealer = self.search(rounded, deadline_ns)
-        score = annealer.score(rounded.rows)
-        is_nearly_in_time = score.late_ns <= deadline_ns // _NEARLY_PART
-        is_nearly_as_cheap = (
-            score.energy_10fj <= rounded.energy_10fj + rounded.energy_10fj // _NEARLY_PART
-        )
-        return is_nearly_in_time and is_nearly_as_cheap and score.shortage_ns == 0
+        return not self._has_good_starts or self._is_within(_USEFUL_PART, rounded, deadline_ns)
+
+    def _is_within(self, part: int, rounded: Replay, deadline_ns: int) -> bool:
+        """Whether a rounded optimum is nearly as good here as with clocks at once.
+
+        Args:
+            part: one part in so many is what time and energy may be above it.
+        """
+        score = self.search(rounded, deadline_ns).score(rounded.rows)
+        most_ns = deadline_ns // part
+        most_10fj = rounded.energy_10fj + rounded.energy_10fj // part
+        is_in_time = score.late_ns <= most_ns and score.shortage_ns <= most_ns
+        return is_in_time and score.energy_10fj <= most_10fj
 
     def _stage_path_starts(self, deadline_ns: int) -> list[_Start]:
         """The cheapest ways of all stages where clocks come late or must be held."""
@@ -401,9 +404,8 @@ class SearchedCandidates(GridCandidates):
         is_held = clocks.min_dwell_ns > 0
         temperature = _HELD_PATH_TEMPERATURE if is_held else _LATE_PATH_TEMPERATURE
         is_always_late = clocks.machine.latency_ns > 0 and not clocks.machine.asks_ahead
-        factors = PRICE_FACTORS
-        if self._has_one_kind_of_start:
-            factors = _DEAR_CHANGES_FACTORS if is_held or is_always_late else _AHEAD_FACTORS
+        is_dear = is_held or is_always_late
+        factors = PRICE_FACTORS if is_dear or not self._has_good_starts else _AHEAD_FACTORS
         paths = stage_path_starts(self._frontier, deadline_ns, clocks, price_factors=factors)
         return [_Start(path, temperature) for path in paths]
 
