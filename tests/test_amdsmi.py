@@ -155,6 +155,8 @@ def test_a_process_has_the_gpus_that_rocm_and_hip_leave(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], expected: list[int]
 ) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", StandIn(count=4))  # type: ignore[arg-type]
+    for system in ("CUDA", "HIP", "ROCR"):
+        monkeypatch.delenv(f"{system}_VISIBLE_DEVICES", raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     with opened("amdsmi") as source:

@@ -27,5 +27,6 @@ def explained(failed: str, too_large: str = "") -> Iterator[None]:
         )
         if ran_out_of_memory and too_large:
             raise InputError(too_large) from None
-        words = f": {error}" if str(error) else ""
-        raise InputError(f"{failed}: {type(error).__name__}{words}") from error
+        words = " ".join(str(error).split())  # they may have many lines
+        told = f"{type(error).__name__}: {words}" if words else type(error).__name__
+        raise InputError(f"{failed}: {told}") from error

@@ -28,8 +28,8 @@ FEW_DRAWS: Final = 3
 _DRAW_S: Final = 3600.0
 _FEWEST_REQUESTS: Final = 4000
 _MOST_REQUESTS: Final = 40_000
-_DEVIATIONS: Final = 8.0
-_TIMES_WORST_DRAW: Final = 3.0
+_DEVIATIONS: Final = 9.0
+_TIMES_WORST_DRAW: Final = 3.5
 _P99: Final = 0.99
 _FIRST_SEED: Final = 1000
 
