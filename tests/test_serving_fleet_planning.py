@@ -368,7 +368,7 @@ def test_too_few_gpus_are_said() -> None:
         plan_fleet(small_profile(), {"LL": 50_000.0}, 2, PLANNING)
 
 
-@pytest.mark.parametrize(("load_tokens_s", "is_proven"), [(500.0, True), (6000.0, False)])
+@pytest.mark.parametrize(("load_tokens_s", "is_proven"), [(300.0, True), (6000.0, False)])
 def test_a_lower_clock_than_planned_is_proved_by_a_replay(
     load_tokens_s: float, is_proven: bool
 ) -> None:

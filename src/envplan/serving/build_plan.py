@@ -209,6 +209,15 @@ def with_replay(plan: ServingPlan, replay: PlanReplay, slo_quantile_percent: flo
     return plan.model_copy(update={"request": request, "pools": pools, "predicted": predicted})
 
 
+def with_baseline(plan: ServingPlan, curves: ServingProfile) -> ServingPlan:
+    """The plan beside the fleet at maximum frequency on the highest TP, by other load curves."""
+    stated = plan.predicted
+    baseline = _baseline(curves, plan.request.loads_tokens_s)
+    predicted = _predicted_of(plan.pools, baseline, stated.power_lower_bound_w)
+    predicted = predicted.model_copy(update={"attainment_by_class": stated.attainment_by_class})
+    return plan.model_copy(update={"predicted": predicted})
+
+
 def one_clock_fleets(plans: Iterable[ServingPlan]) -> list[OneClockFleet]:
     """The fleets of plans each of which has one clock."""
     fleets = []

@@ -7,7 +7,7 @@ instances are given less load, and the fleet is planned again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -16,6 +16,7 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.serving.build_plan import (
     build_replayed_plan,
     one_clock_fleets,
+    with_baseline,
     with_both,
     with_one_clock,
     with_replay,
@@ -127,34 +128,17 @@ def _plan_together(
     """The fleet of least power that holds and whose instances run both phases."""
     max_late_share = 1 - planning.slo_quantile / 100
     replayed = replay_curves(profile, possible_promises(profile, request), max_late_share, progress)
-    search = _FleetSearch(profile, request.loads_tokens_s, request.gpus, planning)
+    search = _FleetSearch(profile, request, planning)
     rivals = list(search.plans_at_one_clock(replayed))
     # Load curves are of single instances: what was planned to draw least may not draw least.
-    best = min([search.plan_that_holds(replayed), *rivals], key=lambda plan: plan.power)
-    if planning.disaggregated:
-        best = _asked_for(_or_shared(best, profile, request, planning), planning)
+    plans = list(rivals)
+    try:
+        plans.append(search.plan_that_holds(replayed))
+    except NoAnswerError:
+        if not rivals:
+            raise
+    best = _asked_for(min(plans, key=lambda plan: plan.power), planning)
     return with_one_clock(best, one_clock_fleets(rivals))
-
-
-def _or_shared(
-    best: ServingPlan, profile: ServingProfile, request: PlanRequest, planning: Planning
-) -> ServingPlan:
-    """A plan, or that of alike instances for all classes if it draws less.
-
-    Fleets with prefill and decode apart are shared by all classes: so are those beside them.
-    """
-    if not planning.merge:
-        return best
-    with suppress(NoAnswerError):
-        held = shared_fleet(
-            profile,
-            _requests_s(profile, request),
-            request.gpus,
-            slo_quantile=planning.slo_quantile,
-        )
-        shared = build_replayed_plan(TOGETHER, profile, request, [held])
-        return min(best, shared, key=lambda plan: plan.power)
-    return best
 
 
 def _plan_apart(profile: ServingProfile, request: PlanRequest, planning: Planning) -> ServingPlan:
@@ -180,11 +164,10 @@ def _requests_s(profile: ServingProfile, request: PlanRequest) -> dict[str, floa
 
 
 def _asked_for(plan: ServingPlan, planning: Planning) -> ServingPlan:
-    """The plan with what a plan whose instances may have roles was asked for."""
-    asked = {
-        "slo_quantile_percent": planning.slo_quantile,
-        "kv_link_bytes_s": planning.kv_link_bytes_s,
-    }
+    """The plan with what it was asked for beside the loads."""
+    asked = {"slo_quantile_percent": planning.slo_quantile}
+    if planning.disaggregated:
+        asked["kv_link_bytes_s"] = planning.kv_link_bytes_s
     return plan.model_copy(update={"request": plan.request.model_copy(update=asked)})
 
 
@@ -194,14 +177,12 @@ class _FleetSearch:
 
     Attributes:
         profile: with the SLOs.
-        loads: tokens/s by class.
-        gpus: at most.
+        request: the loads, and how many GPUs may serve them.
         planning: how plans are made.
     """
 
     profile: ServingProfile
-    loads: Mapping[str, float]
-    gpus: int
+    request: PlanRequest
     planning: Planning
 
     def plan_that_holds(self, curves: ServingProfile) -> ServingPlan:
@@ -212,7 +193,7 @@ class _FleetSearch:
         """
         target = self.planning.slo_quantile / 100
         for _ in range(_MAX_ROUNDS):
-            plan = self.planning.plan(curves, self.loads, self.gpus)
+            plan = self._plan(curves)
             group_loads = plan.group_loads(self.profile)
             # What few draws refuse, more draws would, too.
             replay = replay_plan(self.profile, group_loads, num_draws=FEW_DRAWS)
@@ -230,22 +211,60 @@ class _FleetSearch:
         """The best plan at one lower clock and that at the highest, where these hold."""
         clocks_mhz = sorted({key.frequency_mhz for key in curves.curves})
         for candidates_mhz in (clocks_mhz[:-1], clocks_mhz[-1:]):
-            power_w: dict[int, float] = {}
-            for clock_mhz in candidates_mhz:
-                with suppress(NoAnswerError):
-                    plan = self.planning.plan(_at_clock(curves, clock_mhz), self.loads, self.gpus)
-                    power_w[clock_mhz] = plan.power
-            if not power_w:
-                continue
-            best_mhz = min(power_w, key=power_w.__getitem__)
+            plans = [
+                self._by_class_at_one_of(curves, candidates_mhz),
+                self._shared_at_one_of(curves, candidates_mhz),
+            ]
+            found = [plan for plan in plans if plan is not None]
+            if found:
+                yield min(found, key=lambda plan: plan.power)
+
+    def _by_class_at_one_of(
+        self, curves: ServingProfile, clocks_mhz: Sequence[int]
+    ) -> ServingPlan | None:
+        """The plan of least power, by its curves, at one of these clocks; None if none holds."""
+        power_w: dict[int, float] = {}
+        for clock_mhz in clocks_mhz:
             with suppress(NoAnswerError):
-                yield self.plan_that_holds(_at_clock(curves, best_mhz))
+                power_w[clock_mhz] = self._plan(curves.at_clocks([clock_mhz])).power
+        if not power_w:
+            return None
+        best_mhz = min(power_w, key=power_w.__getitem__)
+        with suppress(NoAnswerError):
+            return self.plan_that_holds(curves.at_clocks([best_mhz]))
+        return None
 
+    def _shared_at_one_of(
+        self, curves: ServingProfile, clocks_mhz: Sequence[int]
+    ) -> ServingPlan | None:
+        """The plan of alike instances for all classes, at one of these clocks.
 
-def _at_clock(profile: ServingProfile, clock_mhz: int) -> ServingProfile:
-    """The profile with the curves of one clock only."""
-    curves = {key: curve for key, curve in profile.curves.items() if key.frequency_mhz == clock_mhz}
-    return replace(profile, curves=curves)
+        Requests of all lengths together need fewer spare instances than each class by itself.
+
+        Args:
+            curves: what the fleet at maximum frequency beside it is by.
+            clocks_mhz: the clocks.
+
+        Returns:
+            None: classes are to be kept apart, or no such fleet holds.
+        """
+        if not self.planning.merge or not clocks_mhz:
+            return None
+        with suppress(NoAnswerError):
+            held = shared_fleet(
+                self.profile,
+                _requests_s(self.profile, self.request),
+                self.request.gpus,
+                slo_quantile=self.planning.slo_quantile,
+                clocks_mhz=clocks_mhz,
+            )
+            plan = build_replayed_plan(TOGETHER, self.profile, self.request, [held])
+            return with_baseline(plan, curves)
+        return None
+
+    def _plan(self, curves: ServingProfile) -> ServingPlan:
+        """The plan that some curves allow; raises as the planners do."""
+        return self.planning.plan(curves, self.request.loads_tokens_s, self.request.gpus)
 
 
 def _relieved(

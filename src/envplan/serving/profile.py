@@ -8,7 +8,7 @@ planners.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -133,6 +133,18 @@ class ServingProfile:
         if classes.has_the_means_of(self.classes):
             return replace(self, classes=classes)
         return replace(self, classes=classes, curves=load_curves(self.performance, classes))
+
+    def at_clocks(self, clocks_mhz: Collection[int]) -> ServingProfile:
+        """The profile with what it knows of some clocks only."""
+        curves = {
+            key: curve for key, curve in self.curves.items() if key.frequency_mhz in clocks_mhz
+        }
+        performance = {
+            configuration: performance
+            for configuration, performance in self.performance.items()
+            if configuration.frequency_mhz in clocks_mhz
+        }
+        return replace(self, curves=curves, performance=performance)
 
     def with_slos(self, slos: Mapping[str, Slo], scale: float = 1.0) -> ServingProfile:
         """The profile with other SLOs of some classes, and all of them `scale` times as long.

@@ -13,7 +13,7 @@ search finds the one pool of alike instances that run both phases for all classe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
@@ -101,7 +101,12 @@ def fleets_apart(
 
 
 def shared_fleet(
-    profile: ServingProfile, requests_s: Mapping[str, float], gpus: int, *, slo_quantile: float
+    profile: ServingProfile,
+    requests_s: Mapping[str, float],
+    gpus: int,
+    *,
+    slo_quantile: float,
+    clocks_mhz: Collection[int] | None = None,
 ) -> HeldFleet:
     """The fleet of alike instances that run both phases for all classes.
 
@@ -110,12 +115,13 @@ def shared_fleet(
         requests_s: requests per second by class.
         gpus: at most.
         slo_quantile: percent of requests that must meet their SLOs.
+        clocks_mhz: that they may run at; None: all of the profile.
 
     Raises:
         NoAnswerError: none that was found holds within the GPUs.
     """
     mix = RequestMix(requests_s, Settings.link_bytes_s)
-    return _SharedSearch(profile, mix, gpus, slo_quantile / 100).best()
+    return _SharedSearch(profile, mix, gpus, slo_quantile / 100, clocks_mhz).best()
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,15 +249,25 @@ class _PairSearch:
         return replay_plan(self.profile, [[load]], num_draws)
 
 
+@dataclass(frozen=True, eq=False)
 class _SharedSearch(_PairSearch):
-    """The search for a configuration of alike instances that run both phases, and their number."""
+    """The search for a configuration of alike instances that run both phases, and their number.
+
+    Attributes:
+        clocks_mhz: that they may run at; None: all of the profile.
+    """
+
+    clocks_mhz: Collection[int] | None = None
 
     NAME: ClassVar[str] = "alike instances"
 
     def _estimated_fleets(self) -> list[SplitFleet]:
         """The fleets of least power by their curves, within the GPUs."""
         late_share = _LATE_SHARE * (1 - self.target)
-        power_w = self._candidates(both_curves(self.profile, self.mix, late_share))
+        profile = (
+            self.profile if self.clocks_mhz is None else self.profile.at_clocks(self.clocks_mhz)
+        )
+        power_w = self._candidates(both_curves(profile, self.mix, late_share))
         ranked = sorted(power_w, key=power_w.__getitem__)
         return [SplitFleet(instances) for instances in ranked if instances.gpus <= self.gpus]
 

@@ -22,7 +22,7 @@ from envplan.errors import InputError
 from envplan.quantities import NUMBER, TIME
 from envplan.serving.plan_replay import NUM_DRAWS
 from envplan.serving.plan_request import SLO_QUANTILE_PERCENT
-from envplan.serving.settings import Settings
+from envplan.serving.settings import TOGETHER, Settings
 
 if TYPE_CHECKING:
     from envplan.serving.plan import Group, Pool, Predicted, ServingPlan
@@ -218,6 +218,11 @@ def _print(plan: ServingPlan) -> None:
         )
     elif plan.planner == "exact":
         ui.say("the best found in time, with no proof of how near to the optimum it is")
+    elif plan.planner == TOGETHER:
+        ui.say(
+            "alike instances that all classes share: the best found, with no proof of how near to "
+            "the optimum it is"
+        )
     _print_attainment(plan)
     _print_one_clock_fleets(predicted, plan.request.gpus)
     baseline = predicted.baseline
