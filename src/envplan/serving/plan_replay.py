@@ -30,6 +30,8 @@ _FEWEST_REQUESTS: Final = 4000
 _MOST_REQUESTS: Final = 40_000
 _DEVIATIONS: Final = 9.0
 _TIMES_WORST_DRAW: Final = 3.5
+#: A burst of arrivals makes about so many requests late together.
+_LATE_TOGETHER: Final = 4.0
 _P99: Final = 0.99
 _FIRST_SEED: Final = 1000
 
@@ -144,8 +146,8 @@ def _decode_summary(replays: Sequence[SteadyReplay]) -> GroupReplay:
 def _kept_share(draws: Sequence[RequestCounts]) -> float:
     """The share of requests that other draws as long attain, too: almost always, at least.
 
-    The deviation of the draws is at least that of requests that miss their SLOs independently of
-    each other, of which at least one a draw is expected.
+    The deviation of the draws is at least that of requests that miss their SLOs a few together, of
+    which at least one a draw is expected.
     """
     counted = [draw for draw in draws if draw.requests]
     if not counted:
@@ -154,7 +156,7 @@ def _kept_share(draws: Sequence[RequestCounts]) -> float:
     num_requests = float(np.mean([draw.requests for draw in counted]))
     mean = float(shares.mean())
     missed = max(1 - mean, 1 / num_requests)
-    least_deviation = math.sqrt(missed * (1 - missed) / num_requests)
+    least_deviation = math.sqrt(_LATE_TOGETHER * missed * (1 - missed) / num_requests)
     deviation = max(float(shares.std()), least_deviation)
     below_mean = max(_DEVIATIONS * deviation, _TIMES_WORST_DRAW * (mean - float(shares.min())))
     return max(0.0, mean - below_mean)
