@@ -100,7 +100,8 @@ def build_plan(
         pools: that serve it.
         power_lower_bound_w: no plan draws less; None where nothing was proved.
     """
-    plan = _assemble(planner, profile, request, pools, power_lower_bound_w)
+    predicted = _predict(profile, request, pools, power_lower_bound_w)
+    plan = _assemble(planner, profile, request, pools, predicted)
     plan.check(profile)
     return plan
 
@@ -110,7 +111,7 @@ def _assemble(
     profile: ServingProfile,
     request: PlanRequest,
     pools: Sequence[Pool],
-    power_lower_bound_w: float | None = None,
+    predicted: Predicted,
 ) -> ServingPlan:
     return ServingPlan(
         schema="envplan/serving-plan/v1",
@@ -119,13 +120,18 @@ def _assemble(
             name=profile.name, path=str(profile.path), sha256=profile.sha256, source=profile.source
         ),
         asked=request,
-        predicted=_predict(profile, request, pools, power_lower_bound_w),
+        predicted=predicted,
         pools=list(pools),
     )
 
 
 def build_replayed_plan(
-    planner: str, profile: ServingProfile, request: PlanRequest, fleets: Iterable[HeldFleet]
+    planner: str,
+    profile: ServingProfile,
+    request: PlanRequest,
+    fleets: Iterable[HeldFleet],
+    *,
+    curves: ServingProfile,
 ) -> ServingPlan:
     """The plan of fleets that hold, each of which is a pool, with what their replays showed.
 
@@ -134,15 +140,16 @@ def build_replayed_plan(
         profile: that it was made from.
         request: what was asked for.
         fleets: that serve it.
+        curves: load curves that the fleet at maximum frequency beside it is by.
     """
     pools = []
     attainment_by_class: dict[str, float] = {}
     for held in fleets:
         pools.append(_pool_of(profile, request, held))
         attainment_by_class |= held.replay.attainment_by_class
-    plan = _assemble(planner, profile, request, pools)
-    predicted = plan.predicted.model_copy(update={"attainment_by_class": attainment_by_class})
-    return plan.model_copy(update={"predicted": predicted})
+    predicted = _predict(curves, request, pools)
+    predicted = predicted.model_copy(update={"attainment_by_class": attainment_by_class})
+    return _assemble(planner, profile, request, pools, predicted)
 
 
 def _pool_of(profile: ServingProfile, request: PlanRequest, held: HeldFleet) -> Pool:
@@ -188,13 +195,12 @@ def _figures(plan: ServingPlan | None) -> FleetFigures | None:
     return None if plan is None else FleetFigures(gpus=plan.gpus, power_w=plan.power)
 
 
-def with_replay(plan: ServingPlan, replay: PlanReplay, slo_quantile_percent: float) -> ServingPlan:
+def with_replay(plan: ServingPlan, replay: PlanReplay) -> ServingPlan:
     """The plan with what its replay showed in place of what its load curves say.
 
     Args:
         plan: as a planner made it.
         replay: of its pools.
-        slo_quantile_percent: percent of requests that had to meet their SLOs.
     """
     pools = []
     for pool, replayed_groups in zip(plan.pools, replay.groups, strict=True):
@@ -202,20 +208,10 @@ def with_replay(plan: ServingPlan, replay: PlanReplay, slo_quantile_percent: flo
         for group, replayed in zip(pool.groups, replayed_groups, strict=True):
             groups.append(group.model_copy(update=asdict(replayed)))
         pools.append(pool.model_copy(update={"groups": groups}))
-    request = plan.request.model_copy(update={"slo_quantile_percent": slo_quantile_percent})
     stated = plan.predicted
     predicted = _predicted_of(pools, stated.baseline, stated.power_lower_bound_w)
     predicted = predicted.model_copy(update={"attainment_by_class": replay.attainment_by_class})
-    return plan.model_copy(update={"request": request, "pools": pools, "predicted": predicted})
-
-
-def with_baseline(plan: ServingPlan, curves: ServingProfile) -> ServingPlan:
-    """The plan beside the fleet at maximum frequency on the highest TP, by other load curves."""
-    stated = plan.predicted
-    baseline = _baseline(curves, plan.request.loads_tokens_s)
-    predicted = _predicted_of(plan.pools, baseline, stated.power_lower_bound_w)
-    predicted = predicted.model_copy(update={"attainment_by_class": stated.attainment_by_class})
-    return plan.model_copy(update={"predicted": predicted})
+    return plan.model_copy(update={"pools": pools, "predicted": predicted})
 
 
 def one_clock_fleets(plans: Iterable[ServingPlan]) -> list[OneClockFleet]:
@@ -239,7 +235,7 @@ def _predict(
     profile: ServingProfile,
     request: PlanRequest,
     pools: Sequence[Pool],
-    power_lower_bound_w: float | None,
+    power_lower_bound_w: float | None = None,
 ) -> Predicted:
     baseline = _baseline(profile, request.loads_tokens_s)
     return _predicted_of(pools, baseline, power_lower_bound_w)

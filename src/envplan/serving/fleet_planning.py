@@ -16,7 +16,6 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.serving.build_plan import (
     build_replayed_plan,
     one_clock_fleets,
-    with_baseline,
     with_both,
     with_one_clock,
     with_replay,
@@ -151,7 +150,7 @@ def _plan_apart(profile: ServingProfile, request: PlanRequest, planning: Plannin
         link_bytes_s=planning.kv_link_bytes_s,
         merge=planning.merge,
     )
-    plan = build_replayed_plan(DISAGGREGATED, profile, request, fleets)
+    plan = build_replayed_plan(DISAGGREGATED, profile, request, fleets, curves=profile)
     return _asked_for(plan, planning)
 
 
@@ -200,7 +199,7 @@ class _FleetSearch:
             if replay.attainment >= target:
                 replay = replay_plan(self.profile, group_loads)
             if replay.attainment >= target:
-                return with_replay(plan, replay, self.planning.slo_quantile)
+                return with_replay(plan, replay)
             curves = _relieved(curves, plan, replay, target)
         raise NoAnswerError(
             f"no plan met the SLOs of {self.planning.slo_quantile:g}% of requests when it was "
@@ -258,8 +257,7 @@ class _FleetSearch:
                 slo_quantile=self.planning.slo_quantile,
                 clocks_mhz=clocks_mhz,
             )
-            plan = build_replayed_plan(TOGETHER, self.profile, self.request, [held])
-            return with_baseline(plan, curves)
+            return build_replayed_plan(TOGETHER, self.profile, self.request, [held], curves=curves)
         return None
 
     def _plan(self, curves: ServingProfile) -> ServingPlan:

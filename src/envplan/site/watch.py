@@ -81,7 +81,6 @@ class SiteWatch:
         self._written: dict[str, WrittenOrder] = {}
         #: When it began to watch; what the signal said before counts from then on.
         self._begin_s = time.time()
-        self._changed_s = 0.0
         self._is_signal_lost = False
         self._orders_failure = self._plan_failure = ""
         self._acknowledgements = Acknowledgements(writer)
@@ -130,11 +129,11 @@ class SiteWatch:
             missing_w = needed_w - signal.power_w
             self.plan = self._planned(needed_w)
         (interval,) = self.plan.intervals
-        self._changed_s = max(signal.changed_s, self._begin_s)
+        changed_s = max(signal.changed_s, self._begin_s)
         if self._ordered_w is not None:  # else these orders could not all be written last time
             self._written = {}
         self._ordered_w = None
-        self._acknowledgements.begin_change(self._changed_s)
+        self._acknowledgements.begin_change(changed_s)
         for order in self._writer.write(interval):
             self._written[order.job.name] = order
             self._acknowledgements.expect(order)
@@ -148,7 +147,7 @@ class SiteWatch:
             missing_w=missing_w,
             throughput_loss_percent=interval.throughput_loss_percent,
             price_percent_per_kw=interval.price_percent_per_kw,
-            after_signal_s=max(0.0, time.time() - self._changed_s),
+            after_signal_s=max(0.0, time.time() - changed_s),
             orders=[OrderNote.of(written.order) for written in self._written.values()],
         )
 
