@@ -390,6 +390,14 @@ class Relaxation:
         ) // (slowest_ns - traced_ns)
         return Optimum(mean.astype(np.int64), optimum.flow_10uw)
 
+    def optimum_anew(self, time_ns: int) -> Optimum:
+        """The relaxed optimum at a time, with the same flow whatever was asked before.
+
+        Args:
+            time_ns: from T_min to max_time_ns, ns.
+        """
+        return self.tracer.optimum_anew(time_ns)
+
     def _tracer_for(self, time_ns: int) -> FrontierTracer:
         """The tracer that knows a time, or comes nearest to it."""
         return self.tracer if time_ns <= self.max_time_ns else self.beyond

@@ -255,6 +255,7 @@ class FrontierTracer:
                 trace = starts.solver_at_flow(from_flow_10uw).trace(from_flow_10uw)
             self.main = TracedInterval(trace, starts)
         self._partial: list[TracedInterval] = []
+        self._anew: dict[int, Optimum] = {}
         self._lock = RLock()
         self.min_time_ns: int = trace.min_time
         self.slowest_time_ns: int = trace.max_time
@@ -285,6 +286,23 @@ class FrontierTracer:
         """An interval that contains a time from T_min to max_time_ns."""
         with self._lock:
             return self._interval_with(time_ns, time_ns, time_ns, progress)
+
+    def optimum_anew(self, time_ns: int) -> Optimum:
+        """The optimum at a time from T_min to max_time_ns, whatever was asked before.
+
+        Of flows that are alike, which one is found depends on where a walk began. So this walk
+        always begins at the time, or where none does quickly at the last breakpoint.
+        """
+        with self._lock:
+            if time_ns not in self._anew:
+                with naming_units(self._path):
+                    interval = self._started_at(time_ns)
+                if interval is None:
+                    self.trace_fully()
+                    interval = self.main
+                interval.extend_to(time_ns)
+                self._anew[time_ns] = interval.optimum_at(time_ns)
+            return self._anew[time_ns]
 
     def segment_below(self, time_ns: int) -> Segment:
         """The straight piece of the frontier that ends at a time after T_min.

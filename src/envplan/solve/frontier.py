@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Names of a frontier that the library alone uses.
 _INNER_NAMES: Final = (
-    "add_choice", "beyond", "intervals_below", "ladder_for", "network", "plans_at",
+    "add_choice", "beyond", "intervals_below", "ladder_for", "network", "optimum_anew", "plans_at",
     "plans_to_draw", "problem", "retraced", "slower_plans_to_draw", "state_at", "trace",
     "trace_seconds", "tracer", "walk",
 )  # fmt: skip

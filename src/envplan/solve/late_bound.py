@@ -121,9 +121,8 @@ class FlowPrices:
         """
         # At T_star itself the flow depends on whether the frontier has been traced beyond it.
         before_t_star_ns = max(relaxation.min_time_ns, relaxation.min_energy_time_ns - 1)
-        deadline_ns = min(deadline_ns, before_t_star_ns)
-        relaxation.walk(deadline_ns)
-        return cls._of_optimum(relaxation, relaxation.state_at(deadline_ns))
+        optimum = relaxation.optimum_anew(min(deadline_ns, before_t_star_ns))
+        return cls._of_optimum(relaxation, optimum)
 
     @classmethod
     def relaxed_until(cls, relaxation: Relaxation, time_ns: int) -> FlowPrices:
