@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import inspect
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 
 import envplan
 from envplan import Frontier
+from envplan.frontier.cache import TraceCache
 from envplan.request import Request
 from envplan.request.limits import LIMIT_OPTIONS
+from envplan.solve.late_bound import FlowPrices
 
 
 def frontier_of(name: str, microbatches: int) -> Frontier:
@@ -41,6 +45,46 @@ def test_later_and_longer_held_clocks_save_no_more(name: str) -> None:
         plans = [frontier.plan(slowdown=0.01, **options) for options in conditions]
         for easier, harder in pairwise(plans):
             assert easier.energy <= harder.energy * LUCK
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"switch_latency": 0.1},
+        {"switch_latency": 0.02, "ask": "start"},
+        {"switch_latency": 0.02, "min_dwell": 0.3},
+    ],
+)
+def test_later_deadlines_never_use_more_in_a_large_pipeline(options: dict[str, Any]) -> None:
+    # Searches of few moves differ by much more from one deadline to the next than usual ones do.
+    profile = envplan.Profile.builtin("a40-gpt3-1.3b-4stage")
+    pipeline = envplan.Pipeline("1f1b", profile.num_stages, 66)
+    energies_j = []
+    for slowdown in np.linspace(0.01, 0.012, 5):
+        # As in a process of its own: nothing is remembered.
+        frontier = Frontier.trace(
+            pipeline, profile, whole=False, cache=TraceCache(max_operations=0)
+        )
+        energies_j.append(frontier.plan(slowdown=slowdown, moves=0.01, **options).energy)
+    assert energies_j == sorted(energies_j, reverse=True)
+
+
+def test_prices_of_a_deadline_are_the_same_whatever_was_asked_before() -> None:
+    profile = envplan.Profile.builtin("sosp24-a40-gpt3-175b-8stage")
+    pipeline = envplan.Pipeline("1f1b", profile.num_stages, 24)
+    flows = []
+    for earlier_parts in ((), (0.5,), (0.1, 0.9), (0.2003,)):
+        frontier = Frontier.trace(
+            pipeline, profile, whole=False, cache=TraceCache(max_operations=0)
+        )
+        span_ns = frontier.min_energy_time_ns - frontier.min_time_ns
+        for part in earlier_parts:
+            frontier.lower_bound_10fj(frontier.min_time_ns + int(part * span_ns))
+        deadline_ns = frontier.min_time_ns + span_ns // 5
+        flows.append(FlowPrices.relaxed(frontier, deadline_ns).arcs_10uw)
+    for flow in flows[1:]:
+        np.testing.assert_array_equal(flow, flows[0])
 
 
 def test_larger_budgets_are_kept_by_faster_plans() -> None:

@@ -34,10 +34,6 @@ _logger = logging.getLogger(__name__)
 
 #: After so many deadlines in a row that nothing was found for, earlier ones are not looked at.
 _MAX_FAILURES: Final = 8
-#: In pipelines of more operations than this, candidates for deadlines whose bound is higher by more
-#: than this part are not looked at: searches for two deadlines of the grid differ by less.
-_LARGE_OPERATIONS: Final = 512
-_NOISE_SHARE: Final = 1e-3
 #: Annealing of candidates for the grid: in turn hot, for other arrangements, and cool.
 _GRID_TEMPERATURES: Final[tuple[tuple[float, ...], ...]] = ((0.3,), (1.0, 0.3))
 _GRID_MOVES_SHARE: Final = 0.4
@@ -242,7 +238,6 @@ class GridCandidates(Candidates):
         conditions: SearchConditions,
     ) -> None:
         super().__init__(frontier, conditions)
-        self._is_large = len(frontier.pipeline.operations) > _LARGE_OPERATIONS
         self._found: dict[int, Replay] = {}
         self._not_found: dict[int, NoPlanInTimeError] = {}
 
@@ -264,8 +259,6 @@ class GridCandidates(Candidates):
                 break
             if in_time:
                 enough_10fj = min(map(cost_10fj, preferred or in_time))
-                if self._is_large and preferred:
-                    enough_10fj = min(enough_10fj, _with_noise(bound_10fj(deadline_ns)))
                 if bound_10fj(grid_deadline_ns) >= enough_10fj:
                     break
             try:
@@ -342,11 +335,6 @@ class GridCandidates(Candidates):
         Raises:
             NoPlanInTimeError: there is none.
         """
-
-
-def _with_noise(bound_10fj: int) -> int:
-    """A bound, and by how much candidates for nearby deadlines may differ beyond it, 10 fJ."""
-    return bound_10fj + int(_NOISE_SHARE * abs(bound_10fj))
 
 
 class RoundedCandidates(GridCandidates):

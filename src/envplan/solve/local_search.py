@@ -65,6 +65,9 @@ _FINAL_TEMPERATURE: Final = 0.25
 _SHORT_SEARCH_TEMPERATURE: Final = 0.6
 _URGENT_TEMPERATURE: Final = 1.0
 
+#: Pipelines of more operations than this are large: each search takes long.
+_LARGE_OPERATIONS: Final = 512
+
 # Moves of one annealing.
 _MOVES_PER_OPERATION: Final = 500
 _MAX_MOVES: Final = 200_000
@@ -74,6 +77,12 @@ _MAX_WORK: Final = 3.0 * 10**8
 _MOVES_PER_OPERATION_UNDER_PEAK: Final = 350
 _MAX_WORK_UNDER_PEAK: Final = 2.5 * 10**6
 _SHORT_SEARCH_MOVES_SHARE: Final = 0.5  # for each start
+#: Large pipelines: of the first round from all starts, and of the second from the best of them,
+#: which begins at this part of the first one's temperature.
+_FIRST_ROUND_MOVES_SHARE: Final = 0.3
+_BEST_STARTS: Final = 2
+_BEST_STARTS_MOVES_SHARE: Final = 0.5
+_COOLED: Final = 0.4
 _LONG_MOVES_SHARE: Final = 2.0  # where time is short; also of a round of polishing
 
 # What a ns late costs, in what a ns saves at the deadline.
@@ -362,12 +371,25 @@ class SearchedCandidates(GridCandidates):
             nearly_there += self._rounded_choices(rounded, deadline_ns)[1:]
         nearly_there += self._choices_under_cap(rounded, deadline_ns)
         starts += [_Start(choice, _FINAL_TEMPERATURE) for choice in nearly_there]
-        choices = self._annealed(annealer, starts)
+        if self._has_good_starts and len(starts) > _BEST_STARTS:
+            starts = self._best_starts(annealer, starts)
+            choices = self._annealed(annealer, starts, _BEST_STARTS_MOVES_SHARE)
+        else:
+            choices = self._annealed(annealer, starts)
         if not any(annealer.score(choice).holds for choice in choices):
             urgent = self.search(rounded, deadline_ns, lateness_price=_URGENT_LATENESS_PRICE)
             temperature = _ROUNDED_TEMPERATURES[0]
             choices.append(urgent.improve(rounded.rows, self._num_moves(), temperature, 0))
         return choices
+
+    def _best_starts(self, annealer: Search, starts: Sequence[_Start]) -> list[_Start]:
+        """What the most promising starts lead to after short annealings, to go on from.
+
+        That is a round of successive halving (Jamieson and Talwalkar, AISTATS 2016).
+        """
+        choices = self._annealed(annealer, starts, _FIRST_ROUND_MOVES_SHARE)
+        ranked = sorted(range(len(starts)), key=lambda k: annealer.score(choices[k]))
+        return [_Start(choices[k], _COOLED * starts[k].temperature) for k in ranked[:_BEST_STARTS]]
 
     @property
     def _has_good_starts(self) -> bool:
@@ -375,7 +397,8 @@ class SearchedCandidates(GridCandidates):
 
         In large pipelines each search takes long, and for late and held clocks it can be told.
         """
-        return self._is_large and self._late_bounds.clocks.are_any
+        is_large = len(self._frontier.pipeline.operations) > _LARGE_OPERATIONS
+        return is_large and self._late_bounds.clocks.are_any
 
     def _is_of_use(self, rounded: Replay, deadline_ns: int) -> bool:
         """Whether searches start from a rounded optimum as well as from others.
