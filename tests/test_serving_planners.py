@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, Slo
-from envplan.serving.exact_planner import exact_plan, possible_promises
+from envplan.serving.exact_planner import exact_plan, possible_promises, power_bound_w
 from envplan.serving.hierarchical_planner import (
     choose_instances,
     hierarchical_plan,
@@ -112,6 +112,32 @@ def test_merging_requests_of_other_lengths_is_as_good_as_brute_force(
     loads = {name: load * units[name] for name, load in demand.items()}
     power_w = power_or_nothing(profile, loads, gpus, unit=1)
     assert power_w == pytest.approx(least_power(curves, demand, gpus), rel=1e-5, abs=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(fleets(), st.booleans())
+def test_no_plan_draws_less_than_the_bound_of_fractions_of_instances(
+    case: tuple[Curves, dict[str, int], int], one_clock: bool
+) -> None:
+    curves, demand, gpus = case
+    profile = small_serving_profile(curves)
+    loads = {name: float(load * UNIT) for name, load in demand.items()}
+    try:
+        request = PlanRequest.create(profile, loads, gpus)
+    except (InputError, NoAnswerError):
+        return
+    bound_w = power_bound_w(profile, request)
+    power_w = power_or_nothing(profile, demand, gpus, one_frequency=one_clock)
+    assert 0 < bound_w <= power_w * (1 + 1e-6)
+    # With so many GPUs fractions of instances that carry all that they can make up a fleet.
+    assert power_bound_w(profile, request.model_copy(update={"gpus": 10_000})) < math.inf
+
+
+def test_the_bound_of_too_few_gpus_is_infinite() -> None:
+    profile = profile_of({("SS", 4, 1000): [(100, 300)]})
+    request = PlanRequest.create(profile, {"SS": 250.0}, 9)
+    assert power_bound_w(profile, request) == math.inf
+    assert power_bound_w(profile, request.model_copy(update={"gpus": 10})) == pytest.approx(750)
 
 
 @pytest.mark.parametrize("steep", [500, 540, 600])
