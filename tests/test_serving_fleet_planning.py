@@ -28,11 +28,13 @@ from envplan.serving import (
 )
 from envplan.serving.apply import apply_serving_plan
 from envplan.serving.classes import Slo
+from envplan.serving.exact_planner import exact_plan, possible_promises
 from envplan.serving.fleet_controller import TimeCounts
 from envplan.serving.instances import Instances
 from envplan.serving.performance import Configuration
 from envplan.serving.phase_curves import RequestMix
 from envplan.serving.plan_replay import NUM_DRAWS, PlanDraws, replay_group, replay_plan
+from envplan.serving.plan_request import PlanRequest
 from envplan.serving.profile import MeanLengths
 from envplan.serving.replayed_curves import Promise, highest_load, replay_curves
 from envplan.serving.split_fleet_planning import fleets_apart, shared_fleet
@@ -167,6 +169,31 @@ def test_no_number_of_instances_that_holds_draws_less_than_the_shared_fleet(
                 least_w = min(least_w, count * replay.groups[0][0].power_w)
     held = shared_fleet(profile, requests_s, 1000, slo_quantile=99.0)
     assert held.power_w == pytest.approx(least_w, rel=1e-9)
+
+
+@pytest.mark.parametrize("planner", ["exact", "hierarchical"])
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_plan_at_one_lower_clock_is_compared_with_fleets_at_all_clocks(
+    planner: str, merge: bool
+) -> None:
+    profile, loads = roles_profile(), {"MM": 300.0}
+    plan = plan_fleet(profile, loads, 8, Planning(planner=planner, merge=merge))
+    (clock_mhz,) = {group.frequency_mhz for pool in plan.pools for group in pool.groups}
+    assert clock_mhz < max(configuration.frequency_mhz for configuration in profile.performance)
+    (promise,) = possible_promises(profile, PlanRequest.create(profile, loads, 8))
+    curves = replay_curves(profile, [promise], 0.01)
+    highest = curves.curves_of("MM")[-1]
+    baseline = plan.predicted.baseline
+    assert baseline is not None
+    count = baseline.gpus / highest.tp
+    assert baseline.power_w == pytest.approx(count * highest.power_at(300 / count))
+    assert plan.planner == planner
+    if planner == "exact":
+        by_curves = exact_plan(curves, loads, 8).predicted
+        assert by_curves.power_lower_bound_w is not None
+        bound_w = plan.predicted.power_lower_bound_w
+        assert bound_w is not None
+        assert bound_w <= by_curves.power_lower_bound_w
 
 
 def test_fleets_that_are_dropped_early_would_not_have_been_chosen(

@@ -8,7 +8,7 @@ instances are given less load, and the fleet is planned again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -16,6 +16,7 @@ from typing import Final
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.build_plan import (
+    beside_all_clocks,
     build_replayed_plan,
     one_clock_fleets,
     with_both,
@@ -135,15 +136,14 @@ def _plan_together(
     search = _FleetSearch(profile, request, planning)
     rivals = list(search.plans_at_one_clock(replayed))
     # Load curves are of single instances: what was planned to draw least may not draw least.
-    plans = list(rivals)
+    least_w = min((plan.power for plan in rivals), default=math.inf)
     try:
-        by_class = search.plan_that_holds(replayed, to_beat_w=_least_power_w(rivals))
+        by_class = search.plan_that_holds(replayed, to_beat_w=least_w)
     except NoAnswerError:
         if not rivals:
             raise
         by_class = None
-    if by_class is not None:
-        plans.append(by_class)
+    plans = rivals if by_class is None else [by_class, *rivals]
     best = _asked_for(min(plans, key=lambda plan: plan.power), planning)
     return with_one_clock(best, one_clock_fleets(rivals))
 
@@ -230,10 +230,9 @@ class _FleetSearch:
         clocks_mhz = sorted({key.frequency_mhz for key in curves.curves})
         for candidates_mhz in (clocks_mhz[:-1], clocks_mhz[-1:]):
             shared = self._shared_at_one_of(curves, candidates_mhz)
-            found = [] if shared is None else [shared]
-            by_class = self._by_class_at_one_of(curves, candidates_mhz, _least_power_w(found))
-            if by_class is not None:
-                found.append(by_class)
+            to_beat_w = math.inf if shared is None else shared.power
+            by_class = self._by_class_at_one_of(curves, candidates_mhz, to_beat_w)
+            found = [plan for plan in (by_class, shared) if plan is not None]
             if found:
                 yield min(found, key=lambda plan: plan.power)
 
@@ -263,7 +262,9 @@ class _FleetSearch:
         if best is None:
             return None
         with suppress(NoAnswerError):
-            return self.plan_that_holds(best, to_beat_w=to_beat_w)
+            plan = self.plan_that_holds(best, to_beat_w=to_beat_w)
+            if plan is not None:
+                return beside_all_clocks(plan, curves, self._bound_w(curves))
         return None
 
     def _shared_at_one_of(
@@ -305,10 +306,6 @@ class _FleetSearch:
         return cache(
             lambda curves: self.planning.plan(curves, request.loads_tokens_s, request.gpus)
         )
-
-
-def _least_power_w(plans: Iterable[ServingPlan]) -> float:
-    return min((plan.power for plan in plans), default=math.inf)
 
 
 def _relieved(
