@@ -140,6 +140,13 @@ def test_the_bound_of_too_few_gpus_is_infinite() -> None:
     assert power_bound_w(profile, request.model_copy(update={"gpus": 10})) == pytest.approx(750)
 
 
+def test_the_bound_of_a_class_that_no_configuration_serves_in_time_is_infinite() -> None:
+    profile = profile_of({("SS", 4, 1000): [(100, 300)], ("SM", 4, 1000): [(100, 300, 9.0)]})
+    request = PlanRequest.create(profile, {"SS": 250.0}, 16)
+    unreachable = request.model_copy(update={"loads_tokens_s": {"SM": 10.0}})
+    assert power_bound_w(profile, unreachable) == math.inf
+
+
 @pytest.mark.parametrize("steep", [500, 540, 600])
 def test_instances_may_share_a_load_inside_a_stretch(steep: float) -> None:
     # Power is flat up to 40 tokens/s and then rises; the SLO is reached at 50. For 85 tokens/s two

@@ -231,13 +231,25 @@ def beside_all_clocks(
     return plan.model_copy(update={"predicted": predicted})
 
 
-def one_clock_fleets(plans: Iterable[ServingPlan]) -> list[OneClockFleet]:
-    """The fleets of plans each of which has one clock."""
+def one_clock_fleets(plans: Iterable[ServingPlan], profile: ServingProfile) -> list[OneClockFleet]:
+    """The fleets of plans each of which has one clock.
+
+    Args:
+        plans: the plans.
+        profile: with all clocks.
+    """
+    highest_mhz = max(configuration.frequency_mhz for configuration in profile.performance)
     fleets = []
     for plan in plans:
         clocks_mhz = {group.frequency_mhz for pool in plan.pools for group in pool.groups}
+        (clock_mhz,) = clocks_mhz
         fleets.append(
-            OneClockFleet(frequency_mhz=max(clocks_mhz), gpus=plan.gpus, power_w=plan.power)
+            OneClockFleet(
+                frequency_mhz=clock_mhz,
+                gpus=plan.gpus,
+                power_w=plan.power,
+                is_highest=clock_mhz == highest_mhz,
+            )
         )
     return fleets
 

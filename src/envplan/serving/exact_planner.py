@@ -93,7 +93,11 @@ def power_bound_w(profile: ServingProfile, request: PlanRequest) -> float:
 
     It is that of fractions of instances, and much quicker to find than a plan.
     """
-    return _FleetProgram(profile, request).relaxed_power_w(request.gpus)
+    try:
+        program = _FleetProgram(profile, request)
+    except NoAnswerError:
+        return math.inf
+    return program.relaxed_power_w(request.gpus)
 
 
 def _power_w(pools: Iterable[Pool]) -> float:
@@ -329,7 +333,11 @@ class MilpSolution:
 
 
 class _FleetProgram:
-    """The integer program: instance counts and loads per linear segment; built once."""
+    """The integer program: instance counts and loads per linear segment; built once.
+
+    Raises:
+        NoAnswerError: the load curves leave no load of a class within its SLO.
+    """
 
     def __init__(self, profile: ServingProfile, request: PlanRequest) -> None:
         from ortools.math_opt.python import mathopt
@@ -385,6 +393,8 @@ class _FleetProgram:
     def _require_loads_served(self) -> None:
         for name, load_tokens_s in self._request.loads_tokens_s.items():
             shares = [pool.routed[name] for pool in self._pools if name in pool.routed]
+            if not shares:
+                raise NoAnswerError(f"no configuration carries any load of {name} within its SLO")
             self._model.add_linear_constraint(sum(shares) == load_tokens_s / self._unit_tokens_s)
 
     def _require_one_clock_per_tp(self) -> None:

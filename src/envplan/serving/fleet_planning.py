@@ -145,7 +145,7 @@ def _plan_together(
         by_class = None
     plans = rivals if by_class is None else [by_class, *rivals]
     best = _asked_for(min(plans, key=lambda plan: plan.power), planning)
-    return with_one_clock(best, one_clock_fleets(rivals))
+    return with_one_clock(best, one_clock_fleets(rivals, profile))
 
 
 def _plan_apart(profile: ServingProfile, request: PlanRequest, planning: Planning) -> ServingPlan:
@@ -227,7 +227,7 @@ class _FleetSearch:
 
     def plans_at_one_clock(self, curves: ServingProfile) -> Iterator[ServingPlan]:
         """The best plan at one lower clock and that at the highest, where these hold."""
-        clocks_mhz = sorted({key.frequency_mhz for key in curves.curves})
+        clocks_mhz = sorted({key.frequency_mhz for key in curves.performance})
         for candidates_mhz in (clocks_mhz[:-1], clocks_mhz[-1:]):
             shared = self._shared_at_one_of(curves, candidates_mhz)
             to_beat_w = math.inf if shared is None else shared.power

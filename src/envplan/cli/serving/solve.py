@@ -280,9 +280,8 @@ def _print_one_clock_fleets(predicted: Predicted, gpus: int) -> None:
     fleets = predicted.one_clock
     if not fleets:
         return
-    highest_mhz = max(fleet.frequency_mhz for fleet in fleets)
     for fleet in fleets:
-        name = "the highest clock" if fleet.frequency_mhz == highest_mhz else "one lower clock"
+        name = "the highest clock" if fleet.is_highest else "one lower clock"
         saved_percent = 100 * (1 - predicted.power_w / fleet.power_w) if fleet.power_w else 0.0
         ui.say(
             f"the best fleet on up to {gpus} GPUs at {name}, {fleet.frequency_mhz} MHz: "
