@@ -28,13 +28,14 @@ from envplan.serving import (
 )
 from envplan.serving.apply import apply_serving_plan
 from envplan.serving.classes import Slo
-from envplan.serving.exact_planner import exact_plan, possible_promises
+from envplan.serving.exact_planner import exact_plan
 from envplan.serving.fleet_controller import TimeCounts
 from envplan.serving.instances import Instances
 from envplan.serving.performance import Configuration
 from envplan.serving.phase_curves import RequestMix
 from envplan.serving.plan_replay import NUM_DRAWS, PlanDraws, replay_group, replay_plan
 from envplan.serving.plan_request import PlanRequest
+from envplan.serving.pool_sites import possible_promises
 from envplan.serving.profile import MeanLengths
 from envplan.serving.replayed_curves import Promise, highest_load, replay_curves
 from envplan.serving.split_fleet_planning import fleets_apart, shared_fleet

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, Slo
-from envplan.serving.exact_planner import exact_plan, possible_promises, power_bound_w
+from envplan.serving.exact_planner import exact_plan, power_bound_w
 from envplan.serving.hierarchical_planner import (
     choose_instances,
     hierarchical_plan,
@@ -27,6 +27,7 @@ from envplan.serving.hierarchical_planner import (
 )
 from envplan.serving.plan import ServingPlan
 from envplan.serving.plan_request import PlanRequest
+from envplan.serving.pool_sites import possible_promises
 from envplan.serving.profile import ServingProfile
 from serving_helpers import (
     EQUAL,
@@ -367,7 +368,7 @@ def test_nothing_is_lost_by_leaving_out_pools_of_longer_classes(
 ) -> None:
     profile, loads = ServingProfile.builtin(), {"SS": 3000.0, "MM": 900.0}
     plan = exact_plan(profile, loads, 64, time_limit=60)
-    every_class = "envplan.serving.exact_planner._useful_pool_classes"
+    every_class = "envplan.serving.pool_sites._useful_pool_classes"
     monkeypatch.setattr(every_class, lambda profile, request: list(profile.classes))
     unpruned = exact_plan(profile, loads, 64, time_limit=60)
     assert plan.power == pytest.approx(unpruned.power, rel=1e-5)

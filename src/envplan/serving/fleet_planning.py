@@ -23,11 +23,12 @@ from envplan.serving.build_plan import (
     with_one_clock,
     with_replay,
 )
-from envplan.serving.exact_planner import TIME_LIMIT_S, exact_plan, possible_promises, power_bound_w
+from envplan.serving.exact_planner import TIME_LIMIT_S, exact_plan, power_bound_w
 from envplan.serving.hierarchical_planner import hierarchical_plan
 from envplan.serving.plan import Group, Pool, ServingPlan
 from envplan.serving.plan_replay import PlanDraws, PlanReplay
 from envplan.serving.plan_request import SLO_QUANTILE_PERCENT, PlanRequest
+from envplan.serving.pool_sites import possible_promises
 from envplan.serving.profile import ServingProfile
 from envplan.serving.replayed_curves import replay_curves
 from envplan.serving.settings import DISAGGREGATED, TOGETHER, Settings
