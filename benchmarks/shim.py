@@ -133,7 +133,12 @@ def measure(case: Case) -> Costs:
     with (
         tempfile.TemporaryDirectory() as folder,
         Shim(
-            plan, rank=0, world_size=1, backend="modelled", log=Path(folder) / "run.jsonl"
+            plan,
+            rank=0,
+            world_size=1,
+            backend="modelled",
+            log=Path(folder) / "run.jsonl",
+            marker=HostEvent if case.queues else None,
         ) as shim,
     ):
         for _ in range(WARM_UP_STEPS):
