@@ -1,10 +1,10 @@
 """A small process that owns a GPU's clock for a training process and always gives it back.
 
-The owner writes clocks into a socket and goes on; the guard sets them and says when it has. Only
+The owner writes clocks into a pipe and goes on; the guard sets them and says when it has. Only
 the guard calls the driver. What may happen, and what then does:
 
-- The owner closes the guard, ends or dies in any way: the kernel closes a dead process's socket,
-  and where forked children still hold it open the guard sees its parent change. The guard gives the
+- The owner closes the guard, ends or dies in any way: the kernel closes a dead process's pipe, and
+  where forked children still hold it open the guard sees its parent change. The guard gives the
   clock back. It also does when asked to stop (SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGXCPU); other
   signals do not end it.
 - The guard is killed: its owner, which waits for that in a thread, starts a process that gives the
@@ -31,7 +31,6 @@ import logging
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -80,16 +79,16 @@ HANDOVER_TIMEOUT_S: Final = 5.0
 ACKNOWLEDGE_TIMEOUT_S: Final = 1.0
 #: Between two processes that try to give the clock of a killed guard back, s.
 _RECOVERY_PAUSE_S: Final = 0.2
-#: What the kernel keeps for the guard to read, requests and what it needs around them, bytes.
-_SEND_BUFFER_BYTES: Final = 2**20
+#: In the place of a descriptor that is closed.
+_CLOSED: Final = -1
 
 _logger = logging.getLogger("envplan.runtime")
 
-# A thread that calls socket.send gives up the interpreter, and gets it back when another one lets
-# go of it: up to 5 ms later. PyDLL keeps it, for the microseconds that a send takes here.
+# A thread that calls os.write gives up the interpreter, and gets it back when another one lets go
+# of it: up to 5 ms later. PyDLL keeps it, for the microsecond that a write takes here.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
-_libc.send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
-_libc.send.restype = ctypes.c_ssize_t
+_libc.write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+_libc.write.restype = ctypes.c_ssize_t
 
 
 class _Cause(Enum):
@@ -421,8 +420,6 @@ class _GuardChild(subprocess.Popen[bytes]):
         config: what it is started with.
 
     Attributes:
-        requests: what takes requests for it. A pipe for these would end an owner that leaves
-            SIGPIPE at its default, once the guard is gone.
         reports: the descriptor of its reports.
 
     Raises:
@@ -431,9 +428,10 @@ class _GuardChild(subprocess.Popen[bytes]):
 
     def __init__(self, config: GuardConfig) -> None:
         _open_standard_streams()
-        self.requests, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.requests.setblocking(False)
-        self.requests.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        # Both ends of the requests' pipe stay open here: to write to one that nobody can read ends
+        # a process that leaves SIGPIPE at its default.
+        self._requests_read_end, self._requests = os.pipe()
+        os.set_blocking(self._requests, False)
         self._partial_line = b""
         self._lines: deque[bytes] = deque()
         self._has_closed_reports = False
@@ -444,30 +442,28 @@ class _GuardChild(subprocess.Popen[bytes]):
             # session: what a terminal sends to the training's processes is not for the guard.
             super().__init__(
                 [sys.executable, "-P", "-m", _PROGRAM, config.to_json()],
-                stdin=child_end.fileno(),
+                stdin=self._requests_read_end,
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,
             )
         except OSError as error:
-            self.requests.close()
+            self.close_requests()
             raise DeviceError(f"the clock guard cannot be started: {error.strerror}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, signals_before)
-            child_end.close()
         assert self.stdout is not None
         self.reports = self.stdout.fileno()
         os.set_blocking(self.reports, False)
 
     def send(self, packet: bytes) -> None:
-        """Send requests in one packet.
+        """Send the requests of a packet.
 
         Raises:
             BlockingIOError: the guard has too much to read.
-            OSError: it is gone.
+            OSError: the pipe is closed.
         """
-        sent = _libc.send(self.requests.fileno(), packet, len(packet), socket.MSG_NOSIGNAL)
-        if sent < 0:
+        if _libc.write(self._requests, packet, len(packet)) < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
 
@@ -527,16 +523,19 @@ class _GuardChild(subprocess.Popen[bytes]):
             self.stdout.close()
 
     def close_requests(self) -> None:
-        """Send nothing more. The owner may have closed the descriptor itself."""
-        with suppress(OSError):
-            self.requests.close()
+        """Send nothing more. The owner may have closed the descriptors itself."""
+        descriptors = (self._requests, self._requests_read_end)
+        self._requests = self._requests_read_end = _CLOSED
+        for descriptor in descriptors:
+            with suppress(OSError):
+                os.close(descriptor)
 
     def close_pipes(self) -> None:
         """Send and read nothing more."""
-        for pipe in (self.requests, self.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        self.close_requests()
+        if self.stdout is not None:
+            with suppress(OSError):
+                self.stdout.close()
 
     def abandon(self) -> None:
         """Close the pipes, and wait a little for its end: it may hang in the driver."""
