@@ -98,6 +98,20 @@ class _Cause(Enum):
     DIED = auto()
 
 
+#: The guards of this process.
+_guards: Final[weakref.WeakSet[Guard]] = weakref.WeakSet()
+
+
+def _leave_guards_to_parent() -> None:
+    """In a forked child no guard can be used: it is the parent's."""
+    for guard in _guards:
+        guard._is_closed = True
+
+
+# To compare process numbers at every request would take a call of the kernel each.
+os.register_at_fork(after_in_child=_leave_guards_to_parent)
+
+
 class Guard(AbstractContextManager["Guard"]):
     """The owner's end of a guard process. Made by `Guard.start`, usable as a context manager.
 
@@ -139,6 +153,7 @@ class Guard(AbstractContextManager["Guard"]):
         # What the guard says, and not its exit status: whoever ignores SIGCHLD does not get that.
         self._ended: GuardEnded | None = None
 
+        _guards.add(self)
         watched = os.dup(process.reports)
         threading.Thread(
             target=_watch, args=(weakref.ref(self), watched), name="envplan-guard", daemon=True
@@ -240,7 +255,7 @@ class Guard(AbstractContextManager["Guard"]):
             requests: a few of them, numbered upwards. One that was sent before may be sent again
                 to become due sooner.
         """
-        if self._is_closed or not self._is_owner():
+        if self._is_closed:
             return
         for request in requests:
             if self._first_due is None or request.due_ns < self._first_due.due_ns:
@@ -254,7 +269,7 @@ class Guard(AbstractContextManager["Guard"]):
         Sends a request again for which there was no room. Never blocks.
         """
         with self._report_lock:
-            if not self._is_closed and self._is_owner():
+            if not self._is_closed:
                 self._read_reports()
                 if self._unsent_packet is not None:
                     self._send(self._unsent_packet)
