@@ -27,6 +27,7 @@ The guard's program is in guard_process.py, the messages between the two in guar
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import logging
 import os
 import select
@@ -79,6 +80,8 @@ HANDOVER_TIMEOUT_S: Final = 5.0
 ACKNOWLEDGE_TIMEOUT_S: Final = 1.0
 #: Between two processes that try to give the clock of a killed guard back, s.
 _RECOVERY_PAUSE_S: Final = 0.2
+#: What the kernel keeps for the guard to read, bytes; it may leave a user with 65,536 of them.
+_PIPE_BYTES: Final = 2**20
 #: In the place of a descriptor that is closed.
 _CLOSED: Final = -1
 
@@ -447,6 +450,8 @@ class _GuardChild(subprocess.Popen[bytes]):
         # a process that leaves SIGPIPE at its default.
         self._requests_read_end, self._requests = os.pipe()
         os.set_blocking(self._requests, False)
+        with suppress(OSError):
+            fcntl.fcntl(self._requests, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._partial_line = b""
         self._lines: deque[bytes] = deque()
         self._has_closed_reports = False

@@ -324,8 +324,8 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """An operation begins: ask for its clock, if that is another than now."""
         follower = self._follower
-        key = OperationKey(instruction, microbatch, chunk)
-        if follower.position and follower.is_first(key):
+        key = (instruction, microbatch, chunk)
+        if key != follower.expected and follower.position and follower.is_first(key):
             self.step()  # the iteration before was cut short, as by an exception
         operation = follower.begin(key)
         if operation is None:
@@ -353,11 +353,11 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
         follower = self._follower
-        key = OperationKey(instruction, microbatch, chunk)
+        key = (instruction, microbatch, chunk)
         position = follower.position
         if not follower.end(key):
             if not follower.is_extra(key):
-                self._leave_plan("end", key)
+                self._leave_plan("end", OperationKey(*key))
             return
         end = self._requester.record_event()
         request = self._clocks.end(follower.schedule, position, end, is_regular=follower.is_regular)
@@ -488,12 +488,12 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             "loop that trains, before the framework's functions are taken"
         )
 
-    def _run_unplanned(self, key: OperationKey) -> None:
+    def _run_unplanned(self, key: tuple[str, int, int]) -> None:
         """An operation begins that the plan does not have here: run it at the highest clock."""
         if self._follower.is_extra(key):
             self.full_speed()
         else:
-            self._leave_plan("begin", key)
+            self._leave_plan("begin", OperationKey(*key))
 
     def _leave_plan(self, where: str, got: OperationKey) -> None:
         """The order is not the plan's: run at the highest clock until the next step.
