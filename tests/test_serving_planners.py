@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -189,6 +191,19 @@ def test_a_small_load_is_merged_into_a_higher_pool(planner: Callable[..., Servin
     assert merged.pools[0].classes == ["SS", "SM"]
     assert len(apart.pools) == 2
     assert merged.power < apart.power
+
+
+def test_the_limit_of_the_search_does_not_depend_on_the_machine() -> None:
+    loads = dict.fromkeys(CLASSES, 3000.0)
+    alone = exact_plan(ServingProfile.builtin(), loads, 256, time_limit=1.0)
+    assert alone.predicted.gap is not None
+    assert alone.predicted.gap > 1e-5  # the limit has ended the search
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            beside = exact_plan(ServingProfile.builtin(), loads, 256, time_limit=1.0)
+        finally:
+            busy.kill()
+    assert beside == alone
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0])

@@ -18,7 +18,6 @@ SLO that makes a difference.
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -37,11 +36,19 @@ from envplan.serving.profile import ServingProfile
 from envplan.serving.replayed_curves import Promise
 from envplan.serving.steady_state import LoadCurve, Segment
 
-#: Seconds that the solver has.
+#: Seconds that the solver has on a usual core.
 TIME_LIMIT_S: Final = 6.0
 
+#: What ends the search must not depend on the machine. So it is the number of nodes of its tree, by
+#: about how long these take on a usual core: the first, where cuts are made, and each further one,
+#: by the number of variables.
+_FIRST_NODE_S: Final = 1e-3
+_NODE_S: Final = 3e-4
+#: Should a machine take so many times as long, or so many seconds, it is stopped by the clock.
+_GUARD_TIMES: Final = 20.0
+_GUARD_S: Final = 120.0
+
 _RELATIVE_GAP: Final = 1e-6
-_MIN_COUNTING_SHARE: Final = 0.2  # of the time limit is left to count GPUs in, without a plan
 _GPU_ROUNDING: Final = 1e-6  # a bound on GPUs may lie so much above a whole number
 _KILO: Final = 1e3  # the program counts kW and thousands of tokens/s, or less for small loads
 _MAX_UNIT_IN_LOADS: Final = 100.0  # the program's unit of load, in units of the least load
@@ -66,7 +73,7 @@ def exact_plan(
         gpus: at most.
         merge: whether classes may be served by higher ones' pools.
         one_frequency: all instances of a pool with the same TP run at one clock.
-        time_limit: s, for the solver.
+        time_limit: s, for the solver, on a usual core; see _node_limit.
 
     Raises:
         InputError: no load, no GPU, or an unknown class.
@@ -74,15 +81,12 @@ def exact_plan(
     """
     request = PlanRequest.create(profile, loads, gpus, merge=merge, one_frequency=one_frequency)
     program = _FleetProgram(profile, request)
-    begin_s = time.monotonic()
     solution = program.minimize_power(gpus, time_limit)
     fleets = [solution.pools] if solution.pools else []
     with suppress(NoAnswerError):  # what the solver finds in time may be worse than the managers'
         fleets.append(hierarchical_pools(profile, request))
     if not fleets:
-        remaining_s = time_limit - (time.monotonic() - begin_s)
-        counting_s = max(_MIN_COUNTING_SHARE * time_limit, remaining_s)
-        fleets.append(_smallest_fleet(program, gpus, counting_s, time_limit))
+        fleets.append(_smallest_fleet(program, gpus, time_limit))
     pools = min(fleets, key=_power_w)
     bound_w = _proved_bound_w(solution, _power_w(pools))
     return build_plan("exact", profile, request, pools, bound_w)
@@ -116,15 +120,13 @@ def _proved_bound_w(solution: MilpSolution, power_w: float) -> float | None:
     return 0.0 if power_w == 0 else None
 
 
-def _smallest_fleet(
-    program: _FleetProgram, gpus: int, counting_s: float, time_limit: float
-) -> list[Pool]:
+def _smallest_fleet(program: _FleetProgram, gpus: int, time_limit: float) -> list[Pool]:
     """A fleet of the fewest GPUs, once no fleet within the GPUs was found.
 
     Raises:
         NoAnswerError: the loads need more GPUs, or no plan was found in time.
     """
-    solution = program.minimize_gpus(counting_s)
+    solution = program.minimize_gpus(time_limit)
     fewest_gpus = math.ceil((solution.lower_bound or 0.0) - _GPU_ROUNDING)
     if fewest_gpus > gpus:
         gpus_by_class = Counter[str]()
@@ -446,8 +448,10 @@ class _FleetProgram:
     def _solve(self, objective: Any, max_gpus: float, time_limit_s: float) -> MilpSolution:
         """The fleet that minimizes an objective; the bound is in the objective's unit."""
         mathopt = self._mathopt
+        num_variables = sum(1 for _ in self._model.variables())
         parameters = mathopt.SolveParameters(
-            time_limit=timedelta(seconds=time_limit_s),
+            node_limit=_node_limit(num_variables, time_limit_s),
+            time_limit=timedelta(seconds=max(_GUARD_S, _GUARD_TIMES * time_limit_s)),
             relative_gap_tolerance=_RELATIVE_GAP,
             random_seed=_SEED,
         )
@@ -531,6 +535,12 @@ class _FleetProgram:
             missing_tokens_s -= count * (adjusted - load)
             groups.append(InstanceGroup(curve, count, adjusted))
         return sorted(groups, key=_largest_first)
+
+
+def _node_limit(num_variables: int, time_limit_s: float) -> int:
+    """Nodes of the search that a usual core gets through in some time, at least one."""
+    further_s = time_limit_s - _FIRST_NODE_S * num_variables
+    return 1 + max(0, int(further_s / (_NODE_S * num_variables)))
 
 
 def _largest_first(group: InstanceGroup) -> tuple[int, int, float]:

@@ -53,7 +53,7 @@ class Planning:
         merge: whether classes may be served by higher ones' pools.
         one_frequency: all instances of a pool with the same TP run at one clock; only the exact
             planner knows this.
-        time_limit: s, for the solver of the exact planner.
+        time_limit: s, for the solver of the exact planner, on a usual core.
         slo_quantile: percent of requests that must meet their SLOs.
         disaggregated: whether instances may run one phase only: the better of the best fleet with
             such instances and the best without is taken.

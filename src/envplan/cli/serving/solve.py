@@ -126,7 +126,8 @@ def solve(
         typer.Option(
             rich_help_panel=FLEET,
             metavar="TIME",
-            help="For the exact planner; then the gap is stated. Default: 6s.",
+            help="For the exact planner, on a usual core: it sets how many nodes are searched, "
+            "the same on every machine. Then the gap is stated. Default: 6s.",
             show_default=False,
             parser=quantity(TIME.within(0.1)),
         ),
