@@ -28,6 +28,7 @@ class EngineMemory(NamedTuple):
         return 1.0 if self.is_eight_bit or gpu.has_eight_bit_cache else 2.0
 
 
+#: Read off how long requests waited in benchmarks (docs/serving-models.md), not stated by engines.
 #: vLLM takes a request in as soon as its input fits, and others go when outputs need the room;
 #: SGLang reserves a part of the output, and TensorRT-LLM all of it.
 _ENGINES: Final = {
