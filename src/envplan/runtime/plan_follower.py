@@ -50,6 +50,7 @@ class PlanFollower:
         is_regular: whether all operations so far were those of the plan, each in its turn.
         current: the operation that runs, or else the next one; None where there is no further one,
             or the iteration is off the plan.
+        expected: its key; None where there is none.
         num_empty: the iterations in a row, until now, without an operation.
     """
 
@@ -57,6 +58,7 @@ class PlanFollower:
         self.next_schedule = schedule
         self.num_empty = 0
         self.current: ScheduledOperation | None = None
+        self.expected: OperationKey | None = None
         #: Microbatches of this iteration that have come.
         self._num_seen_microbatches = 0
         #: Those that it has, where they are known to be fewer than planned.
@@ -68,14 +70,16 @@ class PlanFollower:
 
         None of a microbatch beyond those planned is no departure from the plan: see `is_extra`.
         """
-        if self.state is not FollowState.ON_PLAN:
-            return None
-        if self.current is None or self.current.key != key:
+        if key != self.expected:
+            if self.state is not FollowState.ON_PLAN:
+                return None
             self.is_regular = False
             if not self._pass_over_to(key):
                 return None
         self.is_running = True
-        self._num_seen_microbatches = max(self._num_seen_microbatches, key[1] + 1)
+        microbatch = key[1]
+        if microbatch >= self._num_seen_microbatches:
+            self._num_seen_microbatches = microbatch + 1
         return self.current
 
     def is_extra(self, key: tuple[str, int, int]) -> bool:
@@ -90,8 +94,7 @@ class PlanFollower:
 
     def end(self, key: tuple[str, int, int]) -> bool:
         """An operation ends: whether it is the one that runs."""
-        current = self.current
-        if not self.is_running or current is None or current.key != key:
+        if not self.is_running or key != self.expected:
             return False
         self.is_running = False
         self._move_to(self.position + 1)
@@ -101,7 +104,7 @@ class PlanFollower:
         """The order is not the plan's: nothing is followed until the iteration is over."""
         self.state = FollowState.OFF_PLAN_UNTIL_STEP
         self.is_running = False
-        self.current = None
+        self.current = self.expected = None
 
     def has_begun(self) -> bool:
         """Whether an operation of this iteration has come."""
@@ -147,7 +150,11 @@ class PlanFollower:
         if self._num_microbatches is not None:
             position = self._next_position(position, self._num_microbatches)
         self.position = position
-        self.current = operations[position] if position < len(operations) else None
+        if position < len(operations):
+            self.current = operations[position]
+            self.expected = self.current.key
+        else:
+            self.current = self.expected = None
 
     def _pass_over_to(self, key: tuple[str, int, int]) -> bool:
         """Pass over operations of microbatches that have not come, to one of those that have.
@@ -176,11 +183,6 @@ class PlanFollower:
         ):
             position += 1
         return position
-
-    @property
-    def expected(self) -> OperationKey | None:
-        """The operation that is planned to run now; None: none."""
-        return self.current.key if self.current is not None else None
 
 
 def outcomes_in_words(iterations: Mapping[str, int]) -> str | None:

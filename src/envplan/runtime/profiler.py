@@ -251,8 +251,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         self._part_begins = []
         mhz = self._sweep.frequency_mhz
         if mhz is not None and mhz != requester.last_requested_mhz:
-            requester.request(mhz)
-            requester.pass_on(begin)
+            requester.pass_on(begin, requester.request(mhz))
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""

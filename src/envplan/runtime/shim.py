@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from functools import partial
@@ -45,6 +45,7 @@ from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome
 from envplan.runtime.rank_schedule import rank_schedules
 from envplan.runtime.ranks import RankNumber, number_of_process, number_or_none
 from envplan.runtime.runlog import (
+    ChangeTimes,
     ClockError,
     Mismatch,
     RunEnded,
@@ -58,16 +59,11 @@ from envplan.runtime.status import StatusFile
 from envplan.runtime.step_accounting import (
     AccountedStep,
     FollowedStep,
-    OperationSpan,
     StepAccounting,
+    StepSpans,
 )
 from envplan.runtime.step_energy import StepEnergyMeter
-from envplan.runtime.step_times import (
-    change_times,
-    span_times,
-    times_by_kind,
-    waits_and_durations,
-)
+from envplan.runtime.step_times import change_times, step_times, times_by_kind
 from envplan.runtime.stragglers import num_before_reduction
 from envplan.runtime.timestamps import DeviceEvent, Timestamp
 from envplan.units import ns_from_s
@@ -201,7 +197,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         # Of the step that runs.
         self._step_begin_ns = 0
         self._operation_begin: Timestamp = 0
-        self._spans: list[OperationSpan] = []
+        self._spans = StepSpans()
         self._config = ""
 
         self._last_request_id_of_step = 0
@@ -328,14 +324,14 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """An operation begins: ask for its clock, if that is another than now."""
         follower = self._follower
-        key = OperationKey(instruction, microbatch, chunk)
-        if follower.position and follower.is_first(key):
+        key = (instruction, microbatch, chunk)
+        if key != follower.expected and follower.position and follower.is_first(key):
             self.step()  # the iteration before was cut short, as by an exception
         operation = follower.begin(key)
         if operation is None:
             self._run_unplanned(key)
             return
-        if not self._spans:
+        if not self._spans.begins:
             self._step_begin_ns = perf_counter_ns()
         self._operation_begin = begin = self._requester.record_event()
         self._config = operation.first_config
@@ -357,17 +353,15 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
         follower = self._follower
-        key = OperationKey(instruction, microbatch, chunk)
+        key = (instruction, microbatch, chunk)
         position = follower.position
         if not follower.end(key):
             if not follower.is_extra(key):
-                self._leave_plan("end", key)
+                self._leave_plan("end", OperationKey(*key))
             return
         end = self._requester.record_event()
-        request_id = self._clocks.end(
-            follower.schedule, position, end, is_regular=follower.is_regular
-        )
-        self._spans.append(OperationSpan(self._operation_begin, end, request_id))
+        request = self._clocks.end(follower.schedule, position, end, is_regular=follower.is_regular)
+        self._spans.add(self._operation_begin, end, request)
 
     def iteration_begins(self) -> None:
         """A training iteration begins: ask for the clock of its first operation.
@@ -387,8 +381,8 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         expected = self._follower.expected
         outcome = self._follower.finish_step()
         self._iterations.add(outcome)
-        if self._spans:
-            last_request_id = self._spans[-1].request_id
+        if self._spans.begins:
+            last_request_id = self._spans.last_request_id
             request_ids = range(self._last_request_id_of_step + 1, last_request_id + 1)
             self._last_request_id_of_step = last_request_id
         followed = None
@@ -413,7 +407,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             partial(self._process_reports, self.steps, followed, self._requester.last_request_id)
         )
         self.steps += 1
-        self._spans = []
+        self._spans = StepSpans()
 
     def full_speed(self) -> None:
         """Something else runs until the next operation begins: ask for the highest clock."""
@@ -480,7 +474,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         follower = self._follower
         all_steps_empty = follower.num_empty == self.steps
         # An operation outside of the plan's order would have left the plan.
-        nothing_since = not self._spans and follower.state is FollowState.ON_PLAN
+        nothing_since = not self._spans.begins and follower.state is FollowState.ON_PLAN
         nothing_at_all = all_steps_empty and nothing_since
         return nothing_at_all or follower.num_empty >= _MAX_EMPTY_STEPS
 
@@ -494,12 +488,12 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             "loop that trains, before the framework's functions are taken"
         )
 
-    def _run_unplanned(self, key: OperationKey) -> None:
+    def _run_unplanned(self, key: tuple[str, int, int]) -> None:
         """An operation begins that the plan does not have here: run it at the highest clock."""
         if self._follower.is_extra(key):
             self.full_speed()
         else:
-            self._leave_plan("begin", key)
+            self._leave_plan("begin", OperationKey(*key))
 
     def _leave_plan(self, where: str, got: OperationKey) -> None:
         """The order is not the plan's: run at the highest clock until the next step.
@@ -569,26 +563,26 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             accounted: the step.
             mismatches: of the run until then.
         """
-        step = accounted.step
-        times = span_times(step.spans)
-        if step.schedule.timer_table is not None:
-            step.schedule.timer_table.add_step(waits_and_durations(times))
-        late = self._late_positions(accounted)
+        step, schedule = accounted.step, accounted.step.schedule
+        times = step_times(step.spans)
+        if schedule.timer_table is not None:
+            schedule.timer_table.add_step(times.waits_ns(), times.durations_ns)
+        changes = change_times(accounted, times)
         record = StepRecord(
             rank=self.rank,
             stage=self.stage,
             step=step.number,
             planned_s=accounted.planned_s,
-            iteration_s=times[-1].end_s,
-            num_requested=accounted.num_requested,
-            num_in_force=accounted.num_in_force,
+            iteration_s=times.end_s(-1),
+            num_requested=schedule.num_clocked,
+            num_in_force=sum(mhz > 0 for mhz in accounted.clocks_mhz),
             max_lag_s=accounted.max_lag_s,
             mismatches=mismatches,
             energy=accounted.energy,
-            operations=times_by_kind(accounted, times, late),
-            changes=change_times(accounted, times),
+            operations=times_by_kind(accounted, times, self._late_positions(changes)),
+            changes=changes,
         )
-        own_time_s = times[self._num_before_reduction - 1].end_s
+        own_time_s = times.end_s(self._num_before_reduction - 1)
         self.last_iteration = IterationTime(accounted.planned_s, own_time_s)
         if self._on_step is not None:
             try:
@@ -598,16 +592,17 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 self._on_step = None
         return record
 
-    def _late_positions(self, accounted: AccountedStep) -> set[int]:
+    def _late_positions(self, changes: Sequence[ChangeTimes]) -> list[int]:
         """The operations whose clock came clearly after their begin, though asked for ahead."""
         switching = self.plan.switching
         if switching is None or switching.ask != "ahead":
-            return set()
-        return {
-            change.position
-            for change in accounted.changes
-            if change.asked_after_s + switching.latency_to(change.frequency_mhz) > _ON_TIME_S
-        }
+            return []
+        late = []
+        for change in changes:
+            asked_after_s = change.asked_s - change.wanted_s
+            if asked_after_s + switching.latency_to(change.frequency_mhz) > _ON_TIME_S:
+                late.append(change.position)
+        return late
 
 
 def _log_beside(plan: FrequencyPlan | str | os.PathLike[str]) -> Path | None:

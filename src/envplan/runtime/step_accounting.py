@@ -7,30 +7,46 @@ of each of its operations whether it ran at its clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from envplan.runtime.clock_requester import ClockRequester
+from envplan.runtime.clock_requester import ClockRequester, RequestedClock
 from envplan.runtime.rank_schedule import RankSchedule
 from envplan.runtime.step_energy import EnergyTotals, StepEnergyMeter
 from envplan.runtime.timestamps import Timestamp
 
-__all__ = ["AccountedStep", "ClockChange", "FollowedStep", "OperationSpan", "StepAccounting"]
+__all__ = ["AccountedStep", "FollowedStep", "StepAccounting", "StepSpans"]
 
 
-class OperationSpan(NamedTuple):
-    """When an operation began and ended, and the clock request that it ran under.
+class StepSpans:
+    """When the operations of a step began and ended, and the clock requests that they ran under.
+
+    Three lists, for to make an object at each operation takes longer than to add to all of them.
 
     Attributes:
-        begin: of the operation.
-        end: of the operation.
-        request_id: the number of the request that set the clock it ran at; 0: there was none.
+        begins: of the operations, in execution order.
+        ends: of the operations.
+        requests: that set the clock each ran at; None: there was none.
     """
 
-    begin: Timestamp
-    end: Timestamp
-    request_id: int
+    __slots__ = ("begins", "ends", "requests")
+
+    def __init__(self) -> None:
+        self.begins: list[Timestamp] = []
+        self.ends: list[Timestamp] = []
+        self.requests: list[RequestedClock | None] = []
+
+    def add(self, begin: Timestamp, end: Timestamp, request: RequestedClock | None) -> None:
+        """An operation has ended."""
+        self.begins.append(begin)
+        self.ends.append(end)
+        self.requests.append(request)
+
+    @property
+    def last_request_id(self) -> int:
+        """The number of the request that the last operation ran under; 0: there was none."""
+        last = self.requests[-1] if self.requests else None
+        return 0 if last is None else last.request_id
 
 
 @dataclass(frozen=True)
@@ -48,27 +64,10 @@ class FollowedStep:
 
     number: int
     schedule: RankSchedule
-    spans: list[OperationSpan]
+    spans: StepSpans
     begin_ns: int
     end_ns: int
     request_ids: range
-
-
-class ClockChange(NamedTuple):
-    """A change of clock that was made for an operation.
-
-    Attributes:
-        position: of the operation in its schedule.
-        frequency_mhz: the clock.
-        asked_after_s: from the begin of the operation until the clock was asked for, s; negative
-            where that was ahead.
-        seen_after_s: the same until the driver had set it; None: it was overtaken, or not set.
-    """
-
-    position: int
-    frequency_mhz: int
-    asked_after_s: float
-    seen_after_s: float | None
 
 
 @dataclass(frozen=True)
@@ -77,24 +76,27 @@ class AccountedStep:
 
     Attributes:
         step: the step.
-        clocks_mhz: of its operations; 0 where the planned clock was not set, or there is none.
-        num_requested: operations with a planned clock.
-        num_in_force: operations that had it.
+        lags_ns: from when the request of each operation was due until its clock was set; None: it
+            was overtaken, or not set, or there is none.
         max_lag_s: the longest time from a request to the set clock.
         planned_s: iteration time of the plan that the clocks in force belong to: the followed one,
             though newer requests may have overtaken some; the fastest where clocks were not set.
         energy: of all steps so far.
-        changes: of clocks that were sent to the guard, in execution order.
     """
 
     step: FollowedStep
-    clocks_mhz: list[int]
-    num_requested: int
-    num_in_force: int
+    lags_ns: list[int | None]
     max_lag_s: float
     planned_s: float
     energy: EnergyTotals
-    changes: list[ClockChange]
+
+    @property
+    def clocks_mhz(self) -> list[int]:
+        """Those of its operations; 0 where the planned clock was not set, or there is none."""
+        operations = zip(self.step.schedule.operations, self.lags_ns, strict=True)
+        return [
+            0 if lag_ns is None else operation.frequency_mhz for operation, lag_ns in operations
+        ]
 
 
 class StepAccounting:
@@ -157,62 +159,36 @@ class StepAccounting:
 
     def _account(self, step: FollowedStep) -> AccountedStep:
         guard = self._guard
-        lags_ns = {} if guard is None or guard.lost else guard.lags
-        operations = step.schedule.operations
-        clocks_mhz = [
-            operation.frequency_mhz if span.request_id in lags_ns else 0
-            for operation, span in zip(operations, step.spans, strict=True)
+        all_lags_ns = {} if guard is None or guard.lost else guard.lags
+        lags_ns = [
+            None if request is None else all_lags_ns.get(request.request_id)
+            for request in step.spans.requests
         ]
-        num_requested = sum(operation.frequency_mhz > 0 for operation in operations)
-        num_in_force = sum(mhz > 0 for mhz in clocks_mhz)
+        step_lags_ns = [all_lags_ns.get(request_id, 0) for request_id in step.request_ids]
         if step.schedule is self._fastest:
             self._energy.add_step(step.begin_ns, step.end_ns)
         in_force = step.schedule if self._had_its_clocks(step) else self._fastest
-        step_lags_ns = [lags_ns.get(request_id, 0) for request_id in step.request_ids]
         return AccountedStep(
             step=step,
-            clocks_mhz=clocks_mhz,
-            num_requested=num_requested,
-            num_in_force=num_in_force,
+            lags_ns=lags_ns,
             max_lag_s=max(step_lags_ns, default=0) / 1e9,
             planned_s=in_force.iteration_time_s,
             energy=self._energy.totals,
-            changes=list(self._changes(step, lags_ns)),
         )
-
-    def _changes(self, step: FollowedStep, lags_ns: Mapping[int, int]) -> Iterator[ClockChange]:
-        """The changes of clock of a step, each with the operation that it was made for."""
-        due_ns, wanted_ns = self._requester.due_ns, self._requester.wanted_ns
-        last_id = step.request_ids.start - 1
-        operations = zip(step.schedule.operations, step.spans, strict=True)
-        for position, (operation, span) in enumerate(operations):
-            request_id = span.request_id
-            is_new = request_id > last_id
-            last_id = max(last_id, request_id)
-            if not is_new or request_id not in due_ns or request_id not in wanted_ns:
-                continue
-            asked_after_ns = due_ns[request_id] - wanted_ns[request_id]
-            lag_ns = lags_ns.get(request_id)
-            seen_after_ns = None if lag_ns is None else asked_after_ns + lag_ns
-            yield ClockChange(
-                position=position,
-                frequency_mhz=operation.frequency_mhz,
-                asked_after_s=asked_after_ns / 1e9,
-                seen_after_s=None if seen_after_ns is None else seen_after_ns / 1e9,
-            )
 
     def _had_its_clocks(self, step: FollowedStep) -> bool:
         """Whether every request that an operation ran under was carried out, or overtaken."""
         last_done = 0 if self._guard is None or self._guard.lost else self._guard.done
+        operations = zip(step.schedule.operations, step.spans.requests, strict=True)
         return all(
-            operation.frequency_mhz == 0 or 0 < span.request_id <= last_done
-            for operation, span in zip(step.schedule.operations, step.spans, strict=True)
+            operation.frequency_mhz == 0
+            or (request is not None and request.request_id <= last_done)
+            for operation, request in operations
         )
 
     def _forget_requests_before(self, request_id: int) -> None:
-        """Forget when requests were due, wanted and set, before one that may still be in force."""
+        """Forget when clocks were set, before the one that may still be in force."""
         if self._guard is not None:
             lags = self._guard.lags
             for old_id in [number for number in lags if number < request_id]:
                 del lags[old_id]
-        self._requester.forget_before(request_id)

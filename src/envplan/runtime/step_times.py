@@ -3,53 +3,54 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from envplan.runtime.ask_ahead import WaitAndDuration
 from envplan.runtime.runlog import ChangeTimes, OperationTimes
-from envplan.runtime.step_accounting import AccountedStep, OperationSpan
-from envplan.runtime.timestamps import seconds_between
+from envplan.runtime.step_accounting import AccountedStep, StepSpans
+from envplan.runtime.timestamps import ns_between
 
-__all__ = ["SpanTime", "change_times", "span_times", "times_by_kind", "waits_and_durations"]
-
-
-class SpanTime(NamedTuple):
-    """When an operation began and ended, s from the begin of its step."""
-
-    begin_s: float
-    end_s: float
-
-    @property
-    def duration_s(self) -> float:
-        """How long it took."""
-        return self.end_s - self.begin_s
+__all__ = ["StepTimes", "change_times", "step_times", "times_by_kind"]
 
 
-def span_times(spans: Sequence[OperationSpan]) -> list[SpanTime]:
+@dataclass(frozen=True)
+class StepTimes:
+    """The times of a step's operations, in execution order.
+
+    Attributes:
+        begins_ns: of each, from the begin of the first.
+        durations_ns: of each.
+    """
+
+    begins_ns: list[int]
+    durations_ns: list[int]
+
+    def end_s(self, position: int) -> float:
+        """When an operation ended, s from the begin of the first."""
+        return (self.begins_ns[position] + self.durations_ns[position]) / 1e9
+
+    def waits_ns(self) -> list[int]:
+        """From the end of the operation before until each began."""
+        waits_ns = []
+        previous_end_ns = 0
+        for begin_ns, duration_ns in zip(self.begins_ns, self.durations_ns, strict=True):
+            wait_ns = begin_ns - previous_end_ns
+            waits_ns.append(wait_ns if wait_ns > 0 else 0)
+            previous_end_ns = begin_ns + duration_ns
+        return waits_ns
+
+
+def step_times(spans: StepSpans) -> StepTimes:
     """The times of a step's operations; waits until the device has passed the last."""
-    step_begin = spans[0].begin
-    seconds_between(step_begin, spans[-1].end)  # from here on there is nothing to wait for
-    times = []
-    for span in spans:
-        begin_s = seconds_between(step_begin, span.begin)
-        times.append(SpanTime(begin_s, begin_s + seconds_between(span.begin, span.end)))
-    return times
-
-
-def waits_and_durations(times: Sequence[SpanTime]) -> list[WaitAndDuration]:
-    """The times of a step's operations, as timers count them."""
-    shown = []
-    previous_end_s = 0.0
-    for time in times:
-        wait_ns = max(0, round(1e9 * (time.begin_s - previous_end_s)))
-        shown.append(WaitAndDuration(wait_ns, round(1e9 * time.duration_s)))
-        previous_end_s = time.end_s
-    return shown
+    step_begin = spans.begins[0]
+    ns_between(step_begin, spans.ends[-1])  # from here on there is nothing to wait for
+    begins_ns = [ns_between(step_begin, begin) for begin in spans.begins]
+    durations_ns = list(map(ns_between, spans.begins, spans.ends))
+    return StepTimes(begins_ns, durations_ns)
 
 
 def times_by_kind(
-    accounted: AccountedStep, times: Sequence[SpanTime], late: Collection[int]
+    accounted: AccountedStep, times: StepTimes, late: Collection[int]
 ) -> list[OperationTimes]:
     """The times of a step's operations, one for each instruction, chunk, clock and config.
 
@@ -58,42 +59,57 @@ def times_by_kind(
         times: of its operations.
         late: positions of the operations whose clock came too late: they count as without one.
     """
-    times_s: dict[tuple[str, int, int, str], list[float]] = defaultdict(list)
-    operations = zip(accounted.step.schedule.operations, accounted.clocks_mhz, times, strict=True)
-    for position, (operation, mhz, time) in enumerate(operations):
-        key = operation.key
-        clock_mhz = 0 if position in late else mhz
-        kind = (key.instruction, key.chunk, clock_mhz, operation.config)
-        times_s[kind].append(time.duration_s)
+    durations_ns: dict[tuple[str, int, int, str], list[int]] = defaultdict(list)
+    clocks_mhz = accounted.clocks_mhz
+    for position in late:
+        clocks_mhz[position] = 0
+    operations = zip(
+        accounted.step.schedule.operations, clocks_mhz, times.durations_ns, strict=True
+    )
+    for operation, mhz, duration_ns in operations:
+        instruction, _, chunk = operation.key
+        durations_ns[instruction, chunk, mhz, operation.config].append(duration_ns)
     return [
         OperationTimes(
             instruction=instruction,
             chunk=chunk,
             frequency_mhz=mhz,
-            num_operations=len(kind_s),
-            mean_s=sum(kind_s) / len(kind_s),
-            min_s=min(kind_s),
+            num_operations=len(of_kind_ns),
+            mean_s=sum(of_kind_ns) / len(of_kind_ns) / 1e9,
+            min_s=min(of_kind_ns) / 1e9,
             config=config,
         )
-        for (instruction, chunk, mhz, config), kind_s in times_s.items()
+        for (instruction, chunk, mhz, config), of_kind_ns in durations_ns.items()
     ]
 
 
-def change_times(accounted: AccountedStep, times: Sequence[SpanTime]) -> list[ChangeTimes]:
-    """The times of a step's changes of clock, to the microsecond."""
+def change_times(accounted: AccountedStep, times: StepTimes) -> list[ChangeTimes]:
+    """The times of a step's changes of clock that were sent to the guard, to the microsecond."""
     changes = []
-    for change in accounted.changes:
-        wanted_s = times[change.position].begin_s
-        seen_s = None
-        if change.seen_after_s is not None:
-            seen_s = round(wanted_s + change.seen_after_s, 6)
+    step = accounted.step
+    last_id = step.request_ids.start - 1
+    for position, request in enumerate(step.spans.requests):
+        is_new = request is not None and request.request_id > last_id
+        if request is None or not is_new:
+            continue
+        last_id = request.request_id
+        if not request.due_ns or not request.wanted_ns:
+            continue  # the device has not got there
+        wanted_ns = times.begins_ns[position]
+        asked_ns = wanted_ns + request.due_ns - request.wanted_ns
+        lag_ns = accounted.lags_ns[position]
         changes.append(
             ChangeTimes(
-                position=change.position,
-                frequency_mhz=change.frequency_mhz,
-                wanted_s=round(wanted_s, 6),
-                asked_s=round(wanted_s + change.asked_after_s, 6),
-                seen_s=seen_s,
+                position=position,
+                frequency_mhz=step.schedule.operations[position].frequency_mhz,
+                wanted_s=_to_microseconds(wanted_ns),
+                asked_s=_to_microseconds(asked_ns),
+                seen_s=None if lag_ns is None else _to_microseconds(asked_ns + lag_ns),
             )
         )
     return changes
+
+
+def _to_microseconds(time_ns: int) -> float:
+    """A time in s, rounded to whole microseconds."""
+    return (time_ns + 500) // 1000 / 1e6
