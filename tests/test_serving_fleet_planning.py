@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,6 +39,7 @@ from envplan.serving.plan_request import PlanRequest
 from envplan.serving.pool_sites import possible_promises
 from envplan.serving.profile import MeanLengths
 from envplan.serving.replayed_curves import Promise, highest_load, replay_curves
+from envplan.serving.split_fleet import SplitFleet
 from envplan.serving.split_fleet_planning import fleets_apart, shared_fleet
 from envplan.serving.steady_replay import SteadyLoad, SteadyReplay, replay_steadily
 from serving_helpers import rows_for_roles, write_profile
@@ -195,6 +197,39 @@ def test_a_plan_at_one_lower_clock_is_compared_with_fleets_at_all_clocks(
         bound_w = plan.predicted.power_lower_bound_w
         assert bound_w is not None
         assert bound_w <= by_curves.power_lower_bound_w
+
+
+@given(
+    st.integers(1, 60),
+    st.none() | st.integers(1, 60),
+    st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=6),
+)
+def test_every_fleet_between_is_tried_once_the_smallest_first(
+    first: int, decode: int | None, steps: list[tuple[bool, int]]
+) -> None:
+    configuration = Configuration(1, 1000)
+    shrinking = [(first, decode)]
+    for of_decode, less in steps:
+        first, decode = shrinking[-1]
+        if of_decode and decode is not None:
+            shrinking.append((first, max(1, decode - less)))
+        else:
+            shrinking.append((max(1, first - less), decode))
+        if shrinking[-1] == shrinking[-2]:
+            shrinking.pop()
+    fleets = [
+        SplitFleet(
+            Instances(configuration, first),
+            None if decode is None else Instances(configuration, decode),
+        )
+        for first, decode in shrinking
+    ]
+    growing = list(split_fleet_planning._growing_by_one(fleets))
+    assert growing[0] == fleets[-1]
+    assert growing[-1] == fleets[0]
+    for smaller, larger in pairwise(growing):
+        assert larger.gpus == smaller.gpus + 1
+    assert [fleet for fleet in growing if fleet in fleets] == fleets[::-1]
 
 
 def test_fleets_that_are_dropped_early_would_not_have_been_chosen(

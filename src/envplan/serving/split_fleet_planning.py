@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import product
+from itertools import pairwise, product
 from typing import ClassVar, Final, NamedTuple
 
 from envplan.errors import InputError, NoAnswerError
@@ -42,6 +42,8 @@ _LATE_SHARE_OF_PHASE: Final = 0.35
 _LATE_SHARE: Final = 2 * _LATE_SHARE_OF_PHASE
 #: Instances are added one by one or, where there are many of a phase, this share of them.
 _GROWTH: Final = 1 / 8
+#: Of so many parts of the instances one is taken away at first, later smaller ones.
+_FIRST_PARTS: Final = 16
 #: A fleet that draws so many times more than another one in one draw does so in all draws.
 _POWER_MARGIN: Final = 1.02
 
@@ -210,10 +212,10 @@ class _PairSearch:
                 if better is None:
                     return None
                 fleet = better
-            for smaller in reversed(self._shrinking(fleet)):
-                if self._power_in_one_draw_w(smaller) > _POWER_MARGIN * to_beat_w:
+            for candidate in _growing_by_one(self._shrinking(fleet)):
+                if self._power_in_one_draw_w(candidate) > _POWER_MARGIN * to_beat_w:
                     return None
-                held = self._held(smaller)
+                held = self._held(candidate) if self._may_hold(candidate) else None
                 if held is not None:
                     return held
             better = self._better(fleet)
@@ -222,19 +224,24 @@ class _PairSearch:
             fleet = better
 
     def _shrinking(self, fleet: SplitFleet) -> list[SplitFleet]:
-        """A fleet that may hold, and then always the one of least power with an instance less.
+        """A fleet that may hold, and then always the one of least power with instances less.
 
         The last may hold, too, and none that has an instance less may hold and draw less.
         """
-        fleets = [fleet]
-        while (smaller := self._smaller(fleets[-1])) is not None:
-            fleets.append(smaller)
-        return fleets
+        fleets, parts = [fleet], _FIRST_PARTS
+        while True:
+            smaller = self._smaller(fleets[-1], parts)
+            if smaller is not None:
+                fleets.append(smaller)
+            elif parts >= fleets[-1].most_of_a_role:
+                return fleets
+            else:
+                parts *= 2
 
-    def _smaller(self, fleet: SplitFleet) -> SplitFleet | None:
-        """The fleet of least power that may hold with an instance less, if it draws less."""
+    def _smaller(self, fleet: SplitFleet, parts: int) -> SplitFleet | None:
+        """The fleet of least power that may hold with such a part less, if it draws less."""
         power_w = self._power_in_one_draw_w
-        may_hold = filter(self._may_hold, _shrunk(fleet))
+        may_hold = filter(self._may_hold, _shrunk(fleet, parts))
         smaller = min(may_hold, key=power_w, default=fleet)
         return smaller if power_w(smaller) < power_w(fleet) else None
 
@@ -319,9 +326,25 @@ def _grown(fleet: SplitFleet) -> list[SplitFleet]:
     return [*sorted(fleets, key=lambda each: each.gpus), SplitFleet(first, decode)]
 
 
-def _shrunk(fleet: SplitFleet) -> Iterator[SplitFleet]:
-    """The fleets with one instance less, of either phase, as long as one is left."""
+def _shrunk(fleet: SplitFleet, parts: int) -> Iterator[SplitFleet]:
+    """The fleets with one of so many parts of either phase less, or an instance; one is left."""
     if fleet.first.count > 1:
-        yield replace(fleet, first=fleet.first.more(-1))
+        yield replace(fleet, first=fleet.first.more(-max(1, fleet.first.count // parts)))
     if fleet.decode is not None and fleet.decode.count > 1:
-        yield replace(fleet, decode=fleet.decode.more(-1))
+        yield replace(fleet, decode=fleet.decode.more(-max(1, fleet.decode.count // parts)))
+
+
+def _growing_by_one(shrinking: Sequence[SplitFleet]) -> Iterator[SplitFleet]:
+    """Fleets each of which has fewer instances of a phase than the one before, and all between.
+
+    The last comes first.
+    """
+    for larger, smaller in reversed(list(pairwise(shrinking))):
+        yield smaller
+        for count in range(smaller.first.count + 1, larger.first.count):
+            yield replace(smaller, first=replace(smaller.first, count=count))
+        if smaller.decode is None or larger.decode is None:
+            continue
+        for count in range(smaller.decode.count + 1, larger.decode.count):
+            yield replace(smaller, decode=replace(smaller.decode, count=count))
+    yield shrinking[0]
