@@ -39,7 +39,7 @@ from envplan.profiling.sweep_file import SweepFile
 from envplan.runtime.iteration_counts import IterationCounts
 from envplan.runtime.plan_follower import StepOutcome
 from envplan.runtime.profile_parts import RankProfile
-from envplan.runtime.runlog import read_run_log
+from envplan.runtime.run_log_reader import read_run_log
 from envplan.runtime.status import RunStatus
 from envplan.serving.apply import ServingApplied
 from envplan.serving.identify.sweep_files import SweepFacts, read_sweep

@@ -16,7 +16,7 @@ from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
 from envplan.runtime.iteration_counts import IterationCounts
 from envplan.runtime.plan_follower import StepOutcome
-from envplan.runtime.runlog import iterations_of_plan, read_run_log
+from envplan.runtime.run_log_reader import iterations_of_plan, read_run_log
 from fake_nvml import FakeNvml, fake_nvml, wait_for
 from shim_helpers import frequency_plan
 

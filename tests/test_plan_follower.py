@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from envplan.pipeline import Pipeline
 from envplan.runtime.plan_follower import PlanFollower, StepOutcome, outcomes_in_words
 from envplan.runtime.rank_schedule import rank_schedules
-from envplan.runtime.runlog import LoggedLine, iterations_of_plan
+from envplan.runtime.run_log_reader import LoggedLine, iterations_of_plan
 from shim_helpers import frequency_plan
 
 SCHEDULES = ("1f1b", "gpipe")

@@ -24,7 +24,8 @@ from envplan.enforce.freqplan import OperationKey, StageEnergy
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
-from envplan.runtime.runlog import StepRecord, read_run_log, steps_of_plan
+from envplan.runtime.run_log_reader import read_run_log, steps_of_plan
+from envplan.runtime.run_records import StepRecord
 from envplan.runtime.step_energy import StepEnergyMeter
 from fake_nvml import UNKNOWN, FakeNvml, fake_nvml, wait_for
 from shim_helpers import A40, CLOCKS, frequency_plan

@@ -44,17 +44,16 @@ from envplan.runtime.order_reader import OrderReader
 from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome, outcomes_in_words
 from envplan.runtime.rank_schedule import rank_schedules
 from envplan.runtime.ranks import RankNumber, number_of_process, number_or_none
-from envplan.runtime.runlog import (
+from envplan.runtime.run_records import (
     ChangeTimes,
     ClockError,
     Mismatch,
     RunEnded,
     RunKilled,
-    RunLog,
     RunStarted,
     StepRecord,
-    log_beside,
 )
+from envplan.runtime.runlog import RunLog, log_beside
 from envplan.runtime.status import StatusFile
 from envplan.runtime.step_accounting import (
     AccountedStep,
@@ -116,7 +115,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         counted: by whom, if `device` is given.
         backend: where clocks are set, "nvml", "zeusd", "amdsmi" or "modelled"; options of it may
             follow by keyword.
-        log: file that the run log is appended to (see runlog); default: beside the plan, with
+        log: file that the run log is appended to (see run_records); default: beside the plan, with
             .jsonl for .freqplan.json. None: no log.
         log_limit: bytes that this rank logs before it goes on in a file of its own, of which
             there are two at most, each as long.

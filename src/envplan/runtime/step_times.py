@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from envplan.runtime.runlog import ChangeTimes, OperationTimes
+from envplan.runtime.run_records import ChangeTimes, OperationTimes
 from envplan.runtime.step_accounting import AccountedStep, StepSpans
 from envplan.runtime.timestamps import ns_between
 
