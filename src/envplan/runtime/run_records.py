@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from envplan._io.documents import Index
 from envplan.enforce.freqplan import OperationKey
-from envplan.runtime.step_energy import EnergyTotals
+from envplan.runtime.iteration_energy import EnergyTotals
 
 RUN_SCHEMA: Final = "envplan/run/v1"
 
