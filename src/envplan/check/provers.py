@@ -34,7 +34,7 @@ from envplan.plan import Plan, check_reference, find_profile
 from envplan.plan.frontier_file import FrontierFile, Row
 from envplan.profile import Profile
 from envplan.runtime.profile_parts import RankProfile
-from envplan.runtime.runlog import read_run_log
+from envplan.runtime.run_log_reader import read_run_log
 from envplan.simulation.cluster import read_slowdowns
 from envplan.site import SiteJob, SitePlan, read_jobs
 from envplan.solve import trace_job

@@ -17,8 +17,8 @@ from envplan.units import ns_from_s
 
 __all__ = ["AheadTimer", "TimerTable", "Trigger", "WaitAndDuration", "operation_times", "timers"]
 
-#: The latest steps whose times count.
-NUM_RECENT_STEPS: Final = 8
+#: The latest iterations whose times count.
+NUM_RECENT_ITERATIONS: Final = 8
 
 
 class Trigger(Enum):
@@ -99,16 +99,16 @@ class TimerTable:
 
     def __init__(self, planned: Sequence[WaitAndDuration], latencies_ns: Sequence[int]) -> None:
         self._latencies_ns = latencies_ns
-        self._recent_waits_ns: deque[Sequence[int]] = deque(maxlen=NUM_RECENT_STEPS)
-        self._recent_durations_ns: deque[Sequence[int]] = deque(maxlen=NUM_RECENT_STEPS)
-        self._num_steps = 0
+        self._recent_waits_ns: deque[Sequence[int]] = deque(maxlen=NUM_RECENT_ITERATIONS)
+        self._recent_durations_ns: deque[Sequence[int]] = deque(maxlen=NUM_RECENT_ITERATIONS)
+        self._num_iterations = 0
         self.timers = self._timers_of(planned)
 
-    def add_step(self, waits_ns: Sequence[int], durations_ns: Sequence[int]) -> None:
-        """A step has been measured: from now on the timers follow the latest steps.
+    def add_iteration(self, waits_ns: Sequence[int], durations_ns: Sequence[int]) -> None:
+        """An iteration has been measured: from now on the timers follow the latest iterations.
 
         The lower quartile of each time counts, for what disturbs an operation makes it longer. It
-        is taken after each of the first 8 steps, and after every 8th one from then on.
+        is taken after each of the first 8 iterations, and after every 8th one from then on.
 
         Args:
             waits_ns: before each operation, (N,).
@@ -116,8 +116,9 @@ class TimerTable:
         """
         self._recent_waits_ns.append(waits_ns)
         self._recent_durations_ns.append(durations_ns)
-        self._num_steps += 1
-        if self._num_steps > NUM_RECENT_STEPS and self._num_steps % NUM_RECENT_STEPS:
+        self._num_iterations += 1
+        is_early = self._num_iterations <= NUM_RECENT_ITERATIONS
+        if not is_early and self._num_iterations % NUM_RECENT_ITERATIONS:
             return
         quartiles = zip(
             _lower_quartiles(self._recent_waits_ns),
@@ -131,7 +132,7 @@ class TimerTable:
         return timers([*times, after_the_last], self._latencies_ns)
 
 
-def _lower_quartiles(steps: Iterable[Sequence[int]]) -> list[int]:
-    """A value for each operation that a quarter of its values in the steps are below, at most."""
-    all_values = [sorted(values) for values in zip(*steps, strict=True)]
+def _lower_quartiles(iterations: Iterable[Sequence[int]]) -> list[int]:
+    """A value for each operation that a quarter of its values are below, at most."""
+    all_values = [sorted(values) for values in zip(*iterations, strict=True)]
     return [values[len(values) // 4] for values in all_values]

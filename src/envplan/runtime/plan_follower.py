@@ -14,17 +14,17 @@ from enum import Enum, auto
 from envplan.enforce.freqplan import OperationKey
 from envplan.runtime.rank_schedule import RankSchedule, ScheduledOperation
 
-__all__ = ["FollowState", "PlanFollower", "StepOutcome", "outcomes_in_words"]
+__all__ = ["FollowState", "IterationOutcome", "PlanFollower", "outcomes_in_words"]
 
 
 class FollowState(Enum):
     """Whether the order of operations is the plan's."""
 
     ON_PLAN = auto()
-    OFF_PLAN_UNTIL_STEP = auto()
+    OFF_PLAN = auto()
 
 
-class StepOutcome(Enum):
+class IterationOutcome(Enum):
     """The outcome of an iteration, in the words of the run log."""
 
     FOLLOWED = "followed"
@@ -63,7 +63,7 @@ class PlanFollower:
         self._num_seen_microbatches = 0
         #: Those that it has, where they are known to be fewer than planned.
         self._num_microbatches: int | None = None
-        self._start_step()
+        self._start_iteration()
 
     def begin(self, key: tuple[str, int, int]) -> ScheduledOperation | None:
         """An operation begins: it, if the plan has it here, or else None.
@@ -102,7 +102,7 @@ class PlanFollower:
 
     def leave_plan(self) -> None:
         """The order is not the plan's: nothing is followed until the iteration is over."""
-        self.state = FollowState.OFF_PLAN_UNTIL_STEP
+        self.state = FollowState.OFF_PLAN
         self.is_running = False
         self.current = self.expected = None
 
@@ -116,27 +116,27 @@ class PlanFollower:
         operations = self.schedule.operations
         return bool(operations) and operations[0].key == key
 
-    def finish_step(self) -> StepOutcome:
+    def finish_iteration(self) -> IterationOutcome:
         """The iteration is over: start the next one, by the next schedule."""
         outcome = self._outcome()
-        self.num_empty = self.num_empty + 1 if outcome is StepOutcome.EMPTY else 0
-        self._start_step()
+        self.num_empty = self.num_empty + 1 if outcome is IterationOutcome.EMPTY else 0
+        self._start_iteration()
         return outcome
 
-    def _outcome(self) -> StepOutcome:
+    def _outcome(self) -> IterationOutcome:
         if self.state is not FollowState.ON_PLAN:
-            return StepOutcome.OTHER_ORDER
+            return IterationOutcome.OTHER_ORDER
         if not self.has_begun():
-            return StepOutcome.EMPTY
+            return IterationOutcome.EMPTY
         if self.is_running:
-            return StepOutcome.CUT_SHORT
+            return IterationOutcome.CUT_SHORT
         left_over = self.schedule.operations[self.position :]
         if any(operation.key.microbatch < self._num_seen_microbatches for operation in left_over):
-            return StepOutcome.CUT_SHORT
+            return IterationOutcome.CUT_SHORT
         is_whole = self.is_regular and not left_over
-        return StepOutcome.FOLLOWED if is_whole else StepOutcome.OTHER_MICROBATCHES
+        return IterationOutcome.FOLLOWED if is_whole else IterationOutcome.OTHER_MICROBATCHES
 
-    def _start_step(self) -> None:
+    def _start_iteration(self) -> None:
         self.schedule = self.next_schedule
         self.is_running = False
         self.is_regular = True
@@ -189,20 +189,20 @@ def outcomes_in_words(iterations: Mapping[str, int]) -> str | None:
     """How many iterations followed the plan, and why others did not; None: all did.
 
     Args:
-        iterations: how many there were, by the value of their StepOutcome.
+        iterations: how many there were, by the value of their IterationOutcome.
     """
     num_not_followed = {
         outcome: count
         for outcome, count in iterations.items()
-        if outcome not in (StepOutcome.FOLLOWED.value, StepOutcome.EMPTY.value)
+        if outcome not in (IterationOutcome.FOLLOWED.value, IterationOutcome.EMPTY.value)
     }
     if not num_not_followed:
         return None
-    num_followed = iterations.get(StepOutcome.FOLLOWED.value, 0)
+    num_followed = iterations.get(IterationOutcome.FOLLOWED.value, 0)
     num_iterations = num_followed + sum(num_not_followed.values())
     words = [f"followed {num_followed:,} of {num_iterations:,} iterations"]
     for outcome, count in num_not_followed.items():
-        is_partial = outcome == StepOutcome.OTHER_MICROBATCHES.value
+        is_partial = outcome == IterationOutcome.OTHER_MICROBATCHES.value
         how = "as far as their order is known" if is_partial else "at full speed"
         words.append(f"{count:,} {how}: {outcome}")
     return "; ".join(words)

@@ -1,4 +1,4 @@
-"""The times of a step's operations and of its changes of clock, as the run log has them."""
+"""The times of an iteration's operations and of its changes of clock, as the run log has them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from envplan.runtime.runlog import ChangeTimes, OperationTimes
-from envplan.runtime.step_accounting import AccountedStep, StepSpans
+from envplan.runtime.iteration_accounting import AccountedIteration, IterationSpans
+from envplan.runtime.run_records import ChangeTimes, OperationTimes
 from envplan.runtime.timestamps import ns_between
 
-__all__ = ["StepTimes", "change_times", "step_times", "times_by_kind"]
+__all__ = ["MeasuredIteration", "change_times", "measure_iteration", "times_by_kind"]
 
 
 @dataclass(frozen=True)
-class StepTimes:
-    """The times of a step's operations, in execution order.
+class MeasuredIteration:
+    """The times of an iteration's operations, in execution order.
 
     Attributes:
         begins_ns: of each, from the begin of the first.
@@ -40,22 +40,22 @@ class StepTimes:
         return waits_ns
 
 
-def step_times(spans: StepSpans) -> StepTimes:
-    """The times of a step's operations; waits until the device has passed the last."""
-    step_begin = spans.begins[0]
-    ns_between(step_begin, spans.ends[-1])  # from here on there is nothing to wait for
-    begins_ns = [ns_between(step_begin, begin) for begin in spans.begins]
+def measure_iteration(spans: IterationSpans) -> MeasuredIteration:
+    """The times of an iteration's operations; waits until the device has passed the last."""
+    iteration_begin = spans.begins[0]
+    ns_between(iteration_begin, spans.ends[-1])  # from here on there is nothing to wait for
+    begins_ns = [ns_between(iteration_begin, begin) for begin in spans.begins]
     durations_ns = list(map(ns_between, spans.begins, spans.ends))
-    return StepTimes(begins_ns, durations_ns)
+    return MeasuredIteration(begins_ns, durations_ns)
 
 
 def times_by_kind(
-    accounted: AccountedStep, times: StepTimes, late: Collection[int]
+    accounted: AccountedIteration, times: MeasuredIteration, late: Collection[int]
 ) -> list[OperationTimes]:
-    """The times of a step's operations, one for each instruction, chunk, clock and config.
+    """The times of an iteration's operations, one for each instruction, chunk, clock and config.
 
     Args:
-        accounted: the step.
+        accounted: the iteration.
         times: of its operations.
         late: positions of the operations whose clock came too late: they count as without one.
     """
@@ -64,7 +64,7 @@ def times_by_kind(
     for position in late:
         clocks_mhz[position] = 0
     operations = zip(
-        accounted.step.schedule.operations, clocks_mhz, times.durations_ns, strict=True
+        accounted.iteration.schedule.operations, clocks_mhz, times.durations_ns, strict=True
     )
     for operation, mhz, duration_ns in operations:
         instruction, _, chunk = operation.key
@@ -83,12 +83,12 @@ def times_by_kind(
     ]
 
 
-def change_times(accounted: AccountedStep, times: StepTimes) -> list[ChangeTimes]:
-    """The times of a step's changes of clock that were sent to the guard, to the microsecond."""
+def change_times(accounted: AccountedIteration, times: MeasuredIteration) -> list[ChangeTimes]:
+    """The times of an iteration's changes of clock that were sent, to the microsecond."""
     changes = []
-    step = accounted.step
-    last_id = step.request_ids.start - 1
-    for position, request in enumerate(step.spans.requests):
+    iteration = accounted.iteration
+    last_id = iteration.request_ids.start - 1
+    for position, request in enumerate(iteration.spans.requests):
         is_new = request is not None and request.request_id > last_id
         if request is None or not is_new:
             continue
@@ -101,7 +101,7 @@ def change_times(accounted: AccountedStep, times: StepTimes) -> list[ChangeTimes
         changes.append(
             ChangeTimes(
                 position=position,
-                frequency_mhz=step.schedule.operations[position].frequency_mhz,
+                frequency_mhz=iteration.schedule.operations[position].frequency_mhz,
                 wanted_s=_to_microseconds(wanted_ns),
                 asked_s=_to_microseconds(asked_ns),
                 seen_s=None if lag_ns is None else _to_microseconds(asked_ns + lag_ns),

@@ -1,4 +1,4 @@
-"""Which clocks were in force in a step, by what the guard has reported."""
+"""Which clocks were in force in an iteration, by what the guard has reported."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 from envplan.pipeline import Pipeline
 from envplan.runtime.clock_requester import ClockRequester, RequestedClock
-from envplan.runtime.rank_schedule import RankSchedule, rank_schedules
-from envplan.runtime.step_accounting import (
-    AccountedStep,
-    FollowedStep,
-    StepAccounting,
-    StepSpans,
+from envplan.runtime.iteration_accounting import (
+    AccountedIteration,
+    FollowedIteration,
+    IterationAccounting,
+    IterationSpans,
 )
-from envplan.runtime.step_energy import StepEnergyMeter
+from envplan.runtime.iteration_energy import IterationEnergyMeter
+from envplan.runtime.rank_schedule import RankSchedule, rank_schedules
 from shim_helpers import frequency_plan
 
 PLAN = frequency_plan(Pipeline("1f1b", 1, 1), rung_times=(1.5,))
@@ -36,15 +36,17 @@ class ReportingGuard:
         return []
 
 
-def accounted(guard: ReportingGuard | None, schedule: RankSchedule = RUNG) -> list[AccountedStep]:
+def accounted(
+    guard: ReportingGuard | None, schedule: RankSchedule = RUNG
+) -> list[AccountedIteration]:
     """A step of two operations, each with a request of its own."""
     requester = ClockRequester(guard, None)  # type: ignore[arg-type]
-    accounting = StepAccounting(requester, FASTEST, StepEnergyMeter(None))
-    spans = StepSpans()
+    accounting = IterationAccounting(requester, FASTEST, IterationEnergyMeter(None))
+    spans = IterationSpans()
     spans.add(0, 10, RequestedClock(1, 0, 900, 0))
     spans.add(10, 20, RequestedClock(2, 0, 1200, 0))
-    accounting.add(FollowedStep(0, schedule, spans, 0, 20, range(1, 3)))
-    return list(accounting.decided_steps())
+    accounting.add(FollowedIteration(0, schedule, spans, 0, 20, range(1, 3)))
+    return list(accounting.decided_iterations())
 
 
 def test_a_step_is_decided_once_its_last_request_is_carried_out() -> None:
