@@ -181,6 +181,37 @@ def test_keda_scales_each_deployment_of_the_stack_at_its_planned_load(plan: Serv
     assert threshold == pytest.approx(max(1.0, rate * stays_s), rel=1e-3)
 
 
+def test_short_requests_in_the_pool_of_a_longer_class_stay_as_long_as_they_are(
+    plan: ServingPlan,
+) -> None:
+    profile = ServingProfile.builtin()
+    pool = next(pool for pool in plan.pools if pool.request_class == "LL")
+    (long,) = pool.serves
+    group = pool.groups[0].model_copy(update={"instances": 1, "load_tokens_s": 3000.0})
+    # As many requests, of which half are short.
+    short_tokens = 1500.0 / profile.load_conversion_factor("SS", "LL")
+    serves = [
+        long.model_copy(update={"request_class": "SS", "load_tokens_s": short_tokens}),
+        long.model_copy(update={"load_tokens_s": 1500.0}),
+    ]
+    inside = []
+    for served in (serves, [long.model_copy(update={"load_tokens_s": 3000.0})]):
+        shared = pool.model_copy(update={"groups": [group], "serves": served})
+        (deployment,) = deployments_of(
+            plan.model_copy(update={"pools": [shared]}),
+            profile,
+            apply_serving_plan(plan, profile),
+        )
+        inside.append(deployment.requests_inside)
+    both, only_long = inside
+    latencies = profile.curves["LL", group.tp, group.frequency_mhz].latencies_at(3000.0)
+    shorter_s = latencies.tbt_s * (
+        profile.classes["LL"].output_tokens - profile.classes["SS"].output_tokens
+    )
+    num_short_s = 1500.0 / profile.classes["LL"].tokens
+    assert only_long - both == pytest.approx(num_short_s * shorter_s)
+
+
 def test_kubernetes_own_autoscalers_want_what_kedas_objects_want(plan: ServingPlan) -> None:
     scaled = applied("keda", "--name", "prod")["items"]
     autoscalers = applied("hpa", "--name", "prod")["items"]

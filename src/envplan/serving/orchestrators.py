@@ -185,16 +185,23 @@ def _highest_w(profile: ServingProfile, group: Group) -> int:
 
 
 def _requests_inside(profile: ServingProfile, pool: Pool, group: Group) -> float:
-    """Requests in an instance at its planned load: their rate times how long each is there."""
-    request_class = profile.classes[pool.request_class]
+    """Requests in an instance at its planned load: their rate times how long each is there.
+
+    Each class that is served has outputs as long as its own, and the latencies of the pool's class.
+    """
     curve = profile.curves[CurveKey(pool.request_class, group.tp, group.frequency_mhz)]
     latencies = curve.latencies_at(group.load_tokens_s)
-    stays_s = 0.0
-    if group.role != DECODE:
-        stays_s += latencies.ttft_s
-    if group.role != PREFILL:
-        stays_s += (request_class.output_tokens - 1) * latencies.tbt_s
-    return max(1.0, group.load_tokens_s / request_class.tokens * stays_s)
+    share = group.load_tokens_s / pool.carried_tokens_s
+    inside = 0.0
+    for served in pool.serves:
+        request_class = profile.classes[served.request_class]
+        stays_s = 0.0
+        if group.role != DECODE:
+            stays_s += latencies.ttft_s
+        if group.role != PREFILL:
+            stays_s += (request_class.output_tokens - 1) * latencies.tbt_s
+        inside += share * served.load_tokens_s / request_class.tokens * stays_s
+    return max(1.0, inside)
 
 
 def _dynamo_graph(order: FleetOrder) -> Document:
