@@ -69,7 +69,7 @@ def planning(section: Section, quick: bool, _: Path) -> None:
                             "power_ratio": near.power / exact.power})  # fmt: skip
     section.paragraphs += [
         f"A slot of random loads of all nine classes on at most {GPUS:,} GPUs; CPU time. The "
-        f"exact planner has {PATIENCE_S:g} s on the clock. Ratios are the hierarchical planner's "
+        f"exact planner has a limit of {PATIENCE_S:g} s. Ratios are the hierarchical planner's "
         "time and power against its own.",
         table(["slot", "tokens/s", "GPUs", "exact", "gap", "time", "power"], rows),
     ]

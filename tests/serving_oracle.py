@@ -65,7 +65,10 @@ class Oracle:
 
     Attributes:
         requests: by arrival.
-        apart: one instance runs prompts, and another one decodes.
+        senders: instances that only run prompts, each its share of the requests by number, for the
+            one that decodes; 0: one instance does both.
+        token_transfer_s: how long a token's context takes over the link of a sender.
+        token_receive_s: the same of the instance that decodes.
     """
 
     requests: Sequence[Request]
@@ -75,9 +78,10 @@ class Oracle:
     kv_tokens: int
     ttft_s: float
     end_s: float
-    apart: bool = False
+    senders: int = 0
     transfer_s: float = 0.0
     token_transfer_s: float = 0.0
+    token_receive_s: float = 0.0
     energy_j: float = 0.0
     preempted: int = 0
     transferred: int = 0
@@ -86,25 +90,40 @@ class Oracle:
     counter: int = 0
 
     def run(self) -> None:
-        self.instances = (
-            [_Instance(self, 0), _Instance(self, 1)] if self.apart else [_Instance(self, 0)]
-        )
+        self.instances = [_Instance(self, number) for number in range(self.senders + 1)]
         for request in self.requests:
             self.at(request.arrival, "arrive", request)
         while self.events:
             now, _, what, subject = heapq.heappop(self.events)
             if what == "arrive":
-                self.instances[0].arrive(now, subject)
+                self.sender_of(subject).arrive(now, subject)
             elif what == "transferred":
-                self.instances[0].holds.remove(subject)
-                self.instances[1].coming.remove(subject)
-                self.instances[1].here.append(subject)
-                self.instances[1].wake(now)
-                self.instances[0].wake(now)
+                sender, receiver = self.sender_of(subject), self.instances[-1]
+                sender.holds.remove(subject)
+                receiver.coming.remove(subject)
+                receiver.here.append(subject)
+                receiver.wake(now)
+                sender.wake(now)
             else:
                 self.instances[subject].end_iteration(now)
         for instance in self.instances:
             instance.draw(self.costs.idle_w, instance.since, self.end_s)
+
+    def sender_of(self, request: Request) -> _Instance:
+        """The instance that runs a request's prompt first."""
+        return self.instances[request.number % max(1, self.senders)]
+
+    def send(self, now: float, request: Request) -> None:
+        """Put a context on both links: each carries one after another, the second as it comes."""
+        sender, receiver = self.sender_of(request), self.instances[-1]
+        begins = max([now, *(end for _, end in sender.sends)])
+        sends = (begins, begins + request.prompt * self.token_transfer_s)
+        begins = max([sends[0], *(end for _, end in receiver.receives)])
+        receives = (begins, begins + request.prompt * self.token_receive_s)
+        sender.sends.append(sends)
+        receiver.receives.append(receives)
+        self.transferred += 1
+        self.at(max(sends[1], receives[1]) + self.transfer_s, "transferred", request)
 
     def at(self, time: float, what: str, subject: object) -> None:
         self.counter += 1
@@ -123,11 +142,13 @@ class _Instance:
         self.coming: list[Request] = []
         self.here: list[Request] = []
         self.late: list[Request] = []  # of `waiting` and `prompts`
-        self.is_idle, self.since, self.order, self.link_free = True, 0.0, 0, 0.0
+        self.is_idle, self.since, self.order = True, 0.0, 0
+        self.sends: list[tuple[float, float]] = []  # from when to when each context is on the link
+        self.receives: list[tuple[float, float]] = []
 
     @property
     def decodes(self) -> bool:
-        return not self.oracle.apart or self.number == 1
+        return self is self.oracle.instances[-1]
 
     def draw(self, watts: float, begin: float, end: float) -> None:
         end = min(end, self.oracle.end_s)
@@ -172,11 +193,7 @@ class _Instance:
                 break
             first.reserve = first.input + first.expected
             self.coming.append(self.asking.pop(0))
-            sender = self.oracle.instances[0]
-            sent_s = first.prompt * self.oracle.token_transfer_s
-            sender.link_free = max(now, sender.link_free) + sent_s
-            self.oracle.transferred += 1
-            self.oracle.at(sender.link_free + self.oracle.transfer_s, "transferred", first)
+            self.oracle.send(now, first)
         self.choose_pieces(now)
         context_s = costs.context_s * sum(r.context for r in self.batch)
         if self.pieces:
@@ -288,7 +305,7 @@ class _Instance:
             self.decode(request)
         else:
             self.holds.append(request)
-            other = self.oracle.instances[1]
+            other = self.oracle.instances[-1]
             if request.input + 2 > self.oracle.kv_tokens:
                 self.holds.remove(request)
                 request.is_unservable = True

@@ -27,7 +27,7 @@ import pytest
 from cli_helpers import COMMAND, small_profile
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
-from envplan.runtime.runlog import read_run_log
+from envplan.runtime.run_log_reader import read_run_log
 from envplan.sweep import SweepResult, read_config, run_sweep
 from envplan.sweep.running import journal_of
 from fake_nvml import FakeNvml, open_fake_nvml

@@ -17,7 +17,7 @@ from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.profile import INCLUDES_RECOMPUTATION, Adjustments, ProfileMetadata
 from envplan.runtime.drift import measure_drift, rescale
-from envplan.runtime.runlog import LoggedStep, parse_line
+from envplan.runtime.run_log_reader import LoggedStep, parse_line
 from envplan.units import ENERGY_UNITS_PER_J
 from strategies import falling_profiles, profiles
 

@@ -12,7 +12,7 @@ import replay_oracle as oracle
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.runtime.ask_ahead import (
-    NUM_RECENT_STEPS,
+    NUM_RECENT_ITERATIONS,
     AheadTimer,
     TimerTable,
     Trigger,
@@ -85,14 +85,14 @@ def test_timers_follow_what_the_latest_steps_have_shown() -> None:
     first = AheadTimer(Trigger.BEGIN, 0)
     assert table.timers == [first, AheadTimer(Trigger.BEGIN, 85), AheadTimer(Trigger.BEGIN, 20)]
     for duration_ns in (120, 130, 9000, 125):  # one step had to wait for something
-        table.add_step([WaitAndDuration(0, duration_ns), WaitAndDuration(5, 60)])
+        table.add_iteration([0, 5], [duration_ns, 60])
     assert table.timers == [first, AheadTimer(Trigger.BEGIN, 110), AheadTimer(Trigger.BEGIN, 40)]
     later = [first, AheadTimer(Trigger.END, 30), AheadTimer(Trigger.BEGIN, 40)]
-    num_steps = 4
-    while table.timers != later and num_steps < 100:
-        table.add_step([WaitAndDuration(0, 120), WaitAndDuration(50, 60)])
-        num_steps += 1
-    assert num_steps <= 2 * NUM_RECENT_STEPS
-    for _ in range(2 * NUM_RECENT_STEPS):  # later the timers are not corrected after each step
-        table.add_step([WaitAndDuration(0, 120), WaitAndDuration(0, 80)])
+    num_iterations = 4
+    while table.timers != later and num_iterations < 100:
+        table.add_iteration([0, 50], [120, 60])
+        num_iterations += 1
+    assert num_iterations <= 2 * NUM_RECENT_ITERATIONS
+    for _ in range(2 * NUM_RECENT_ITERATIONS):  # later the timers are not corrected after each one
+        table.add_iteration([0, 0], [120, 80])
     assert table.timers == [first, AheadTimer(Trigger.BEGIN, 100), AheadTimer(Trigger.BEGIN, 60)]

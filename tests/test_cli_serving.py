@@ -41,6 +41,41 @@ def answered(*arguments: object) -> Any:
     return told("serving", *arguments)
 
 
+def test_a_trace_with_classes_of_ones_own_is_proved(tmp_path: Path) -> None:
+    rows = ["0,chat", "1,rest", "2,chat"]
+    (tmp_path / "own.csv").write_text("\n".join(["timestamp,class", *rows]) + "\n")
+    assert (
+        "3 requests over 60 s, in order of time, of chat (2) and rest (1)"
+        in envplan("check", "own.csv").out
+    )
+    (tmp_path / "odd.csv").write_text("timestamp,class\n0,chat\n1,a=b\n")
+    assert_refused(envplan("check", "odd.csv"), 2, "odd.csv:3, column class", "a=b")
+    (tmp_path / "back.csv").write_text("timestamp,class\n1,chat\n0,chat\n")
+    assert_refused(envplan("check", "back.csv"), 2, "back.csv:3")
+    many = [f"{number},c{number}" for number in range(65)]
+    (tmp_path / "many.csv").write_text("\n".join(["timestamp,class", *many]) + "\n")
+    assert_refused(envplan("check", "many.csv"), 2, "many.csv", "65 classes", "64")
+
+
+@pytest.mark.parametrize("suffix", ["toml", "json"])
+def test_a_file_of_classes_is_known_as_such(tmp_path: Path, suffix: str) -> None:
+    classes = [{"name": "all", "input_tokens": 500, "output_tokens": 50, "ttft_slo_s": 1}]
+    text = json.dumps({"classes": classes})
+    if suffix == "toml":
+        text = "[[classes]]\n" + "\n".join(f"{k} = {json.dumps(v)}" for k, v in classes[0].items())
+    file = f"mine.{suffix}"
+    (tmp_path / file).write_text(text)
+    assert "1 request class, all, and each request is of one" in envplan("check", file).out
+    assert_refused(
+        envplan("solve", file),
+        2,
+        f"{file}: is a list of request classes; solve takes a profile",
+        f"did you mean envplan serving solve --classes {file}?",
+    )
+    (tmp_path / file).write_text(text.replace("ttft_slo_s", "ttft_s"))
+    assert_refused(envplan("check", file), 2, file, "ttft_s")
+
+
 def test_every_command_is_named() -> None:
     named = inside().out
     for command in ("profile", "solve", "simulate", "compare", "apply", "reshard", "hold"):
@@ -61,6 +96,30 @@ def test_a_profile_is_printed_drawn_copied_out_and_read_again(tmp_path: Path) ->
     assert document["classes"]["LL"]["ttft_slo_s"] == 2
     assert check_file(Path("my.csv")).kind == "serving profile"
     assert_refused(inside("profile", "my.csv", "-o", "my.csv"), 2, "my.csv", " itself")
+
+
+def rows_without_tokens_in_time_at_2000_mhz(shortest_prompt: int) -> list[str]:
+    rows = []
+    for mhz, step_s in ((1000, 0.02), (2000, 10.0)):
+        rows += [f"1,{mhz},idle,0,0,50"]
+        for tokens in (shortest_prompt, 1000):
+            rows.append(f"1,{mhz},prefill,{tokens},{tokens / 1e4},300")
+        rows += [f"1,{mhz},decode,1,{step_s},200", f"1,{mhz},decode,64,{step_s},300"]
+    return rows
+
+
+def test_a_class_that_every_replay_refuses_is_one_line(tmp_path: Path) -> None:
+    # A prompt takes 0.09 s, however short: more than there is time for between two tokens.
+    write_profile(tmp_path / "odd.csv", rows_without_tokens_in_time_at_2000_mhz(900))
+    refused = inside("solve", "odd.csv", "--load", "SS=100", "--gpus", 4)
+    assert_refused(refused, 1, "no configuration carries any load of SS within its SLO")
+
+
+def test_a_lone_fleet_at_a_lower_clock_is_not_called_that_at_the_highest(tmp_path: Path) -> None:
+    write_profile(tmp_path / "odd.csv", rows_without_tokens_in_time_at_2000_mhz(10))
+    out = inside("solve", "odd.csv", "--load", "SS=100", "--gpus", 4).out
+    assert "the best fleet on up to 4 GPUs at one lower clock, 1000 MHz: 1 GPU" in out
+    assert "at the highest clock" not in out
 
 
 def test_solve_apply_and_hold_in_a_row(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from fake_nvml import wait_for
 
 
 class GuardThatRecords:
-    """Takes requests, and knows which came together."""
+    """Takes requests as they are then, and knows which came together."""
 
     def __init__(self) -> None:
         self.packets: list[list[Request]] = []
 
     def send(self, requests: Sequence[Request]) -> None:
-        self.packets.append(list(requests))
+        self.packets.append(Request.from_packets(Request.packet(requests)))
 
     def problems(self) -> list[str]:
         return []
@@ -71,10 +71,10 @@ HOUR_NS = 3600 * 10**9
 def test_requests_of_one_moment_go_to_the_guard_together(on_device: bool) -> None:
     requester, guard = made(passed_event if on_device else None)
     before_ns = time.perf_counter_ns()
-    requester.request(900)
-    requester.request_ahead(1200, 5_000_000)
-    requester.pass_on(requester.record_event())
-    requester.pass_on(requester.record_event())  # there is nothing more
+    wanted = requester.request(900)
+    ahead = requester.request(1200, 5_000_000)
+    requester.pass_on(requester.record_event(), wanted, ahead)
+    requester.pass_on(requester.record_event(), None)  # there is nothing more
     wait_for(lambda: guard.packets)
     requester.close()
     ((now, later),) = guard.packets
@@ -89,26 +89,24 @@ def test_a_request_made_ahead_is_sent_again_only_if_its_operation_begins_sooner(
     on_device: bool,
 ) -> None:
     requester, guard = made(passed_event if on_device else None)
-    early = requester.request_ahead(900, 1_000_000)
-    requester.pass_on(requester.record_event())
+    early = requester.request(900, 1_000_000)
+    requester.pass_on(requester.record_event(), None, early)
     wait_for(lambda: guard.requests)
     time.sleep(0.002)
-    requester.confirm(early)  # it was due
-    late = requester.request_ahead(1200, HOUR_NS)
-    requester.pass_on(requester.record_event())
-    requester.confirm(late)
-    requester.pass_on(requester.record_event())
+    late = requester.request(1200, HOUR_NS)
+    requester.pass_on(requester.record_event(), early, late)  # the first one was due
+    requester.pass_on(requester.record_event(), late)
     wait_for(lambda: len(guard.requests) == 3)
     requester.close()
     assert [request.request_id for request in guard.requests] == [1, 2, 2]
     assert guard.requests[2].due_ns <= time.perf_counter_ns() < guard.requests[1].due_ns
-    assert requester.due_ns[early.request_id] < requester.wanted_ns[early.request_id]
-    assert requester.due_ns[late.request_id] == requester.wanted_ns[late.request_id]
+    assert 0 < early.due_ns < early.wanted_ns
+    assert 0 < late.due_ns == late.wanted_ns
 
 
 def test_after_a_request_ahead_whose_operation_does_not_come_any_clock_is_requested() -> None:
     requester, _ = made()
-    requester.request_ahead(900, HOUR_NS)
+    requester.request(900, HOUR_NS)
     assert requester.last_requested_mhz == 900
     requester.forget_last_clock()
     assert requester.last_requested_mhz == 0
@@ -120,8 +118,7 @@ def test_a_device_that_hangs_holds_up_requests_and_close_does_not_wait_for_it(
     monkeypatch.setattr("envplan.runtime.clock_requester.THREAD_TIMEOUT_S", 0.1)
     event = Event()
     requester, guard = made(lambda: event)
-    requester.request(900)
-    requester.pass_on(requester.record_event())
+    requester.pass_on(requester.record_event(), requester.request(900))
     requester.close()
     event.passed.set()
     time.sleep(0.02)
@@ -148,8 +145,7 @@ def test_callbacks_run_one_at_a_time_though_a_hanging_device_answers_during_clos
 
         return call
 
-    requester.request(900)
-    requester.pass_on(requester.record_event())
+    requester.pass_on(requester.record_event(), requester.request(900))
     for number in range(4):
         requester.call_after_requests(callback(number))
     requester.close()

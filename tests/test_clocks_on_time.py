@@ -13,7 +13,7 @@ import pytest
 from envplan.enforce.freqplan import FrequencyPlan, StageTimes, Switching
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
-from envplan.runtime.clock_requester import AheadRequest
+from envplan.runtime.clock_requester import RequestedClock
 from envplan.runtime.operation_clocks import OperationClocks
 from envplan.runtime.rank_schedule import RankSchedule, rank_schedules
 from fake_nvml import FakeNvml, fake_nvml
@@ -85,7 +85,6 @@ class Simulated:
         self.last_requested_mhz = 0
         self.sent: list[Sent] = []
         self._last_id = 0
-        self._gathered: list[tuple[int, int, int]] = []  # number, clock, delay
         self._waiting: dict[int, tuple[int, int]] = {}  # when it is due, and the clock
 
     def advance(self, now_ns: int) -> None:
@@ -95,29 +94,30 @@ class Simulated:
                 self.sent.append(Sent(due_ns / 1e9, mhz))
         self.now_ns = now_ns
 
-    def request(self, mhz: int, delay_ns: int = 0) -> int:
-        return self.request_ahead(mhz, delay_ns).request_id
-
-    def request_ahead(self, mhz: int, delay_ns: int) -> AheadRequest:
+    def request(self, mhz: int, delay_ns: int = 0) -> RequestedClock:
         self._last_id += 1
         self.last_requested_mhz = mhz
-        self._gathered.append((self._last_id, mhz, delay_ns))
-        return AheadRequest(self._last_id, mhz)
-
-    def confirm(self, ahead: AheadRequest) -> None:
-        if ahead.request_id in self._waiting:
-            self._gathered.append((ahead.request_id, ahead.mhz, 0))
+        return RequestedClock(self._last_id, 0, mhz, delay_ns)
 
     def forget_last_clock(self) -> None:
         self.last_requested_mhz = 0
 
-    def pass_on(self, at_ns: int) -> None:
-        for request_id, mhz, delay_ns in self._gathered:
-            if not delay_ns:  # those made before are overtaken
-                self._waiting = {}
-            self._waiting[request_id] = (at_ns + delay_ns, mhz)
-        self._gathered = []
+    def pass_on(
+        self,
+        at_ns: int,
+        wanted: RequestedClock | None,
+        ahead: RequestedClock | None = None,
+    ) -> None:
+        if wanted is not None and (not wanted.due_ns or wanted.request_id in self._waiting):
+            self._waiting = {}  # those made before are overtaken
+            self._ask(wanted, at_ns)
+        if ahead is not None:
+            self._ask(ahead, at_ns + ahead.delay_ns)
         self.advance(at_ns)
+
+    def _ask(self, request: RequestedClock, due_ns: int) -> None:
+        request.due_ns = due_ns
+        self._waiting[request.request_id] = (due_ns, request.target)
 
     def call_after_requests(self, callback: Callable[[], None]) -> None:
         callback()

@@ -19,7 +19,7 @@ from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.runtime import Shim
 from envplan.runtime.drift import measure_drift, replan, rescale
-from envplan.runtime.runlog import LoggedStep, parse_line, read_run_log, steps_of_plan
+from envplan.runtime.run_log_reader import LoggedStep, parse_line, read_run_log, steps_of_plan
 from envplan.solve import trace_frontier
 from fake_nvml import FakeNvml, fake_nvml
 

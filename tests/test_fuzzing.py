@@ -37,9 +37,9 @@ from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.huggingface import read_model
 from envplan.profiling.sweep_file import SweepFile
 from envplan.runtime.iteration_counts import IterationCounts
-from envplan.runtime.plan_follower import StepOutcome
+from envplan.runtime.plan_follower import IterationOutcome
 from envplan.runtime.profile_parts import RankProfile
-from envplan.runtime.runlog import read_run_log
+from envplan.runtime.run_log_reader import read_run_log
 from envplan.runtime.status import RunStatus
 from envplan.serving.apply import ServingApplied
 from envplan.serving.identify.sweep_files import SweepFacts, read_sweep
@@ -145,7 +145,7 @@ SWEEP_IN_PROGRESS = (
 STATUS = RunStatus(
     rank=0, stage=1, device=3, plan_sha256="0" * 64, clocks=True, unfollowed={"an exception": 2}
 ).to_json()
-COUNTS = b"envplan1" + bytes([2, 0, 0, 0, 0, 0, 0, 0]) * len(StepOutcome)
+COUNTS = b"envplan1" + bytes([2, 0, 0, 0, 0, 0, 0, 0]) * len(IterationOutcome)
 FACTS = SweepFacts(gpu="h100", tp=4, precision="fp8")
 
 

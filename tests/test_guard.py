@@ -219,7 +219,7 @@ def test_training_that_is_process_1_is_told_what_its_end_does(
 def test_a_full_pipe_neither_blocks_nor_raises(fake_nvml: FakeNvml) -> None:
     guard = Guard.start("nvml", 0)
     os.kill(guard.pid, signal.SIGSTOP)
-    for k in range(20_000):
+    for k in range(60_000):
         guard.request(300 + k % 1000)
     (problem,) = guard.problems()
     assert "does not keep up" in problem

@@ -15,8 +15,8 @@ import pytest
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
 from envplan.runtime.iteration_counts import IterationCounts
-from envplan.runtime.plan_follower import StepOutcome
-from envplan.runtime.runlog import iterations_of_plan, read_run_log
+from envplan.runtime.plan_follower import IterationOutcome
+from envplan.runtime.run_log_reader import iterations_of_plan, read_run_log
 from fake_nvml import FakeNvml, fake_nvml, wait_for
 from shim_helpers import frequency_plan
 
@@ -76,10 +76,10 @@ def events(path: Path) -> list[dict[str, Any]]:
 def test_counts_are_shared_by_no_two_living_runs(tmp_path: Path) -> None:
     path = tmp_path / "counts"
     first = IterationCounts(path)
-    first.add(StepOutcome.FOLLOWED)
+    first.add(IterationOutcome.FOLLOWED)
     second = IterationCounts(path)
     assert second.of_killed_run is None
-    second.add(StepOutcome.CUT_SHORT)
+    second.add(IterationOutcome.CUT_SHORT)
     assert second.by_outcome() == {"cut short": 1}
     assert first.by_outcome() == {"followed": 1}
     second.close()
@@ -93,13 +93,13 @@ def test_a_file_of_something_else_counts_nothing(tmp_path: Path, content: bytes)
     (tmp_path / "counts").write_bytes(content)
     counts = IterationCounts(tmp_path / "counts")
     assert counts.of_killed_run is None
-    counts.add(StepOutcome.FOLLOWED)
+    counts.add(IterationOutcome.FOLLOWED)
     assert counts.by_outcome() == {"followed": 1}
 
 
 def test_without_a_place_iterations_are_counted_all_the_same(tmp_path: Path) -> None:
     for path in (None, tmp_path / "missing" / "counts", tmp_path):
         counts = IterationCounts(path)
-        counts.add(StepOutcome.OTHER_ORDER)
+        counts.add(IterationOutcome.OTHER_ORDER)
         assert counts.by_outcome() == {"other order of operations": 1}
         counts.close()

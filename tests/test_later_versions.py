@@ -13,7 +13,7 @@ from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError
 from envplan.plan import Plan
 from envplan.plan.frontier_file import FrontierFile
-from envplan.runtime.runlog import read_run_log
+from envplan.runtime.run_log_reader import read_run_log
 
 RELEASED = Path(__file__).parent / "fixtures" / "v0.1"
 READERS = {

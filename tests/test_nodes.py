@@ -42,7 +42,15 @@ COMMAND_PACKAGES = {
 MAX_BYTES = 25 * 10**6
 
 #: Modules of envplan.runtime that measure profiles, which is no part of following a plan.
-MEASURING = {"profiler", "profile_parts", "metering", "clock_sweep"}
+MEASURING = {
+    "clock_sweep",
+    "energy_log",
+    "metering",
+    "power_regression",
+    "profile_parts",
+    "profiler",
+    "work_timeline",
+}
 #: What their users have installed, each for its own module.
 FRAMEWORKS = {"torch", "deepspeed", "megatron"}
 

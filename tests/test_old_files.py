@@ -14,7 +14,7 @@ from envplan.check.files import check_file
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.plan import find_profile
 from envplan.runtime.drift import measure_drift
-from envplan.runtime.runlog import read_run_log, steps_of_plan
+from envplan.runtime.run_log_reader import read_run_log, steps_of_plan
 from envplan.solve import trace_job
 from envplan.sweep import read_config, run_sweep
 

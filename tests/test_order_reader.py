@@ -17,7 +17,7 @@ from envplan.pipeline import Pipeline
 from envplan.runtime.metric_families import prometheus_text
 from envplan.runtime.node_metrics import NodeMetrics
 from envplan.runtime.order_reader import OrderFollowed, OrderReader, OrderRefused
-from envplan.runtime.runlog import RunEvent
+from envplan.runtime.run_records import RunEvent
 from envplan.runtime.shim import Shim
 from fake_nvml import FakeNvml, fake_nvml, wait_for
 from shim_helpers import A40, frequency_plan

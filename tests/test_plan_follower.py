@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envplan.pipeline import Pipeline
-from envplan.runtime.plan_follower import PlanFollower, StepOutcome, outcomes_in_words
+from envplan.runtime.plan_follower import IterationOutcome, PlanFollower, outcomes_in_words
 from envplan.runtime.rank_schedule import rank_schedules
-from envplan.runtime.runlog import LoggedLine, iterations_of_plan
+from envplan.runtime.run_log_reader import LoggedLine, iterations_of_plan
 from shim_helpers import frequency_plan
 
 SCHEDULES = ("1f1b", "gpipe")
@@ -44,8 +44,8 @@ def test_every_operation_of_a_known_microbatch_is_followed_whatever_their_number
             else:
                 assert follows.is_extra(key)
         is_planned = actual == planned
-        assert follows.finish_step() is (
-            StepOutcome.FOLLOWED if is_planned else StepOutcome.OTHER_MICROBATCHES
+        assert follows.finish_iteration() is (
+            IterationOutcome.FOLLOWED if is_planned else IterationOutcome.OTHER_MICROBATCHES
         )
 
 
@@ -59,11 +59,11 @@ def test_after_any_iteration_the_plan_is_followed_again(data: Any, stages: int) 
             follows.end(key)
         elif not follows.is_extra(key):
             follows.leave_plan()
-    follows.finish_step()
+    follows.finish_iteration()
     for key in planned:
         assert follows.begin(key) is not None
         assert follows.end(key)
-    assert follows.finish_step() is StepOutcome.FOLLOWED
+    assert follows.finish_iteration() is IterationOutcome.FOLLOWED
 
 
 @pytest.mark.parametrize("missing", [1, 3, 6])
@@ -72,10 +72,10 @@ def test_an_iteration_that_lacks_operations_was_cut_short(missing: int) -> None:
     for key in keys("1f1b", 1, 4, 0)[:-missing]:
         assert follows.begin(key)
         assert follows.end(key)
-    outcome = follows.finish_step()
+    outcome = follows.finish_iteration()
     whole_microbatches = missing % 2 == 0
     assert outcome is (
-        StepOutcome.OTHER_MICROBATCHES if whole_microbatches else StepOutcome.CUT_SHORT
+        IterationOutcome.OTHER_MICROBATCHES if whole_microbatches else IterationOutcome.CUT_SHORT
     )
 
 

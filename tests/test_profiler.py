@@ -24,14 +24,11 @@ from envplan.errors import InputError
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.energy_minimum import EnergyMinimum
 from envplan.runtime import Profiler
-from envplan.runtime.metering import (
-    EnergyLog,
-    Observations,
-    Span,
-    estimate_powers,
-    measure_window,
-)
+from envplan.runtime.energy_log import EnergyLog, Observations
+from envplan.runtime.metering import measure_window
+from envplan.runtime.power_regression import estimate_powers
 from envplan.runtime.profile_parts import merge_parts
+from envplan.runtime.work_timeline import Span
 from fake_nvml import NOT_SUPPORTED, FakeNvml, fake_nvml, wait_for
 
 __all__ = ["fake_nvml"]

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from envplan.runtime.runlog import ClockError, RunEnded, RunLog, RunRecord, read_run_log
-from envplan.runtime.step_energy import EnergyTotals
+from envplan.runtime.iteration_energy import EnergyTotals
+from envplan.runtime.run_log_reader import read_run_log
+from envplan.runtime.run_records import ClockError, RunEnded, RunRecord
+from envplan.runtime.runlog import RunLog
 
 END = RunEnded(rank=0, steps=1, mismatches=0, clock_errors=0, energy=EnergyTotals(None, None, None))
 

@@ -26,9 +26,10 @@ class Case:
     kv_tokens: int = 100_000
     ttft_s: float = 1.0
     tbt_s: float = 1e4
-    apart: bool = False
+    senders: int = 0
     transfer_s: float = 0.0
     token_transfer_s: float = 0.0
+    token_receive_s: float = 0.0
     costs: Costs = COSTS
     chunk: int = CHUNK
 
@@ -36,7 +37,7 @@ class Case:
         requests = [Request(k, *fields) for k, fields in enumerate(self.requests)]
         oracle = Oracle(
             requests, self.costs, self.scheduler, self.chunk, self.kv_tokens, self.ttft_s, END_S,
-            self.apart, self.transfer_s, self.token_transfer_s,
+            self.senders, self.transfer_s, self.token_transfer_s, self.token_receive_s,
         )  # fmt: skip
         oracle.run()
         return oracle
@@ -52,21 +53,26 @@ class Case:
             np.full(len(prompts), costs.prompt_w), costs.context_s, costs.context_w,
         )  # fmt: skip
         arrival, inputs, outputs, expected = (np.array(c) for c in zip(*self.requests, strict=True))
-        classes = np.zeros(len(arrival), np.uint8)
+        pools = max(1, self.senders)  # each has a class, and an instance
+        classes = np.arange(len(arrival)).astype(np.uint8) % pools
+        send_s, receive_s = self.token_transfer_s or 1.0, self.token_receive_s or 1.0
+        sizes = [(self.kv_tokens, self.chunk, [0], 1 / token_s) for token_s in (send_s, receive_s)]
         service = Service(
             arrival.astype(float), inputs.astype(np.int32), outputs.astype(np.int32), classes,
-            classes, [table], [(self.kv_tokens, self.chunk, [0], 1.0)], [(self.ttft_s, self.tbt_s)],
-            [100.0], expected.astype(np.int32), max_context,
+            classes, [table], sizes, [(self.ttft_s, self.tbt_s)] * pools, [100.0] * pools,
+            expected.astype(np.int32), max_context,
         )  # fmt: skip
         engine = Replay(
             service, 0.0, 1.0, 0.0, 0.5, 1e9, END_S, END_S, self.scheduler, self.transfer_s,
-            self.token_transfer_s,
+            1.0 if self.token_transfer_s else 0.0,
         )  # fmt: skip
-        engine.route(0, 0, [])
-        engine.start(0, 0, 0, False, 0.0)
-        if self.apart:
-            engine.hand_over(0, 1)
-            engine.start(1, 0, 0, False, 0.0)
+        for pool in range(pools):
+            engine.route(pool, pool, [])
+            engine.start(pool, 0, 0, False, 0.0)
+            if self.senders:
+                engine.hand_over(pool, self.senders)
+        if self.senders:
+            engine.start(self.senders, 1, 0, False, 0.0)
         engine.advance(END_S)
         engine.finish()
         return engine
@@ -78,18 +84,19 @@ class Case:
         _, unservable, preempted, transferred, _ = engine.apart()
         served = [r for r in oracle.requests if not r.is_unservable]
         assert oracle.most_used <= self.kv_tokens
-        assert unservable[0] == len(oracle.requests) - len(served)
+        assert sum(unservable) == len(oracle.requests) - len(served)
         assert preempted == oracle.preempted
         assert transferred == oracle.transferred
-        assert by_class[0, 0] == len(oracle.requests)
+        of_all = by_class.sum(axis=0)
+        assert of_all[0] == len(oracle.requests)
         first = [r.first_token - r.arrival for r in oracle.requests]
-        assert by_class[0, 1] == sum(time_s <= self.ttft_s + 1e-9 for time_s in first)
-        assert by_class[0, 2] == len(served)
+        assert of_all[1] == sum(time_s <= self.ttft_s + 1e-9 for time_s in first)
+        assert of_all[2] == len(served)
         assert energy_j.sum() == pytest.approx(oracle.energy_j, rel=1e-7)
         first_counts, interval_counts = engine.times()
         intervals = [(r.finished - r.first_token) / max(1, r.output - 1) for r in served]
-        _check_counts(first_counts[0], first)
-        _check_counts(interval_counts[0], [*intervals, *[np.inf] * int(unservable[0])])
+        _check_counts(first_counts.sum(axis=0), first)
+        _check_counts(interval_counts.sum(axis=0), [*intervals, *[np.inf] * sum(unservable)])
         return oracle
 
 
@@ -138,16 +145,20 @@ def test_an_instance_equals_the_oracle(
     kv_tokens=st.sampled_from([1000, 1500, 100_000]),
     transfer_s=st.sampled_from([0.0011, 0.0123]),
     token_transfer_s=st.sampled_from([1.1e-5, 1.3e-4]),
+    token_receive_s=st.sampled_from([0.7e-5, 1.7e-4, 1.1e-3]),
+    senders=st.integers(1, 3),
 )
 def test_prefill_and_decode_apart_equal_the_oracle(
     requests: tuple[tuple[float, int, int, int], ...],
     kv_tokens: int,
     transfer_s: float,
     token_transfer_s: float,
+    token_receive_s: float,
+    senders: int,
 ) -> None:
     oracle = Case(
-        requests, "fcfs", kv_tokens, 0.5, apart=True,
-        transfer_s=transfer_s, token_transfer_s=token_transfer_s,
+        requests, "fcfs", kv_tokens, 0.5, senders=senders, transfer_s=transfer_s,
+        token_transfer_s=token_transfer_s, token_receive_s=token_receive_s,
     ).check()  # fmt: skip
     event(f"preempted: {oracle.preempted > 0}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,17 +18,30 @@ from hypothesis import strategies as st
 from envplan._serving import time_bin_ends
 from envplan.enforce.supported_clocks import parse_clocks
 from envplan.errors import InputError, NoAnswerError
-from envplan.serving import Planning, ServingPlan, ServingProfile, plan_fleet
+from envplan.serving import (
+    Planning,
+    ServingPlan,
+    ServingProfile,
+    fleet_planning,
+    plan_fleet,
+    plan_replay,
+    split_fleet_planning,
+)
 from envplan.serving.apply import apply_serving_plan
 from envplan.serving.classes import Slo
+from envplan.serving.exact_planner import exact_plan
 from envplan.serving.fleet_controller import TimeCounts
+from envplan.serving.instances import Instances
 from envplan.serving.performance import Configuration
 from envplan.serving.phase_curves import RequestMix
-from envplan.serving.plan_replay import replay_group
+from envplan.serving.plan_replay import NUM_DRAWS, PlanDraws, replay_group, replay_plan
+from envplan.serving.plan_request import PlanRequest
+from envplan.serving.pool_sites import possible_promises
 from envplan.serving.profile import MeanLengths
 from envplan.serving.replayed_curves import Promise, highest_load, replay_curves
+from envplan.serving.split_fleet import SplitFleet
 from envplan.serving.split_fleet_planning import fleets_apart, shared_fleet
-from envplan.serving.steady_replay import SteadyLoad, replay_steadily
+from envplan.serving.steady_replay import SteadyLoad, SteadyReplay, replay_steadily
 from serving_helpers import rows_for_roles, write_profile
 
 #: Seconds of a prompt's token, and of a decode step, at the highest clock of one GPU.
@@ -141,6 +155,112 @@ def test_no_shared_fleet_meets_less_than_it_states_in_ten_other_draws(
     load = RequestMix(requests_s, 1e9).load(held.fleet.first, None)
     assert stated.attainment >= 0.99
     assert_ten_other_draws_meet(profile, load, stated.attainment)
+
+
+@pytest.mark.parametrize("loads", [{"SS": 3000.0}, {"SS": 900.0, "MM": 2500.0, "LL": 1200.0}])
+def test_no_number_of_instances_that_holds_draws_less_than_the_shared_fleet(
+    loads: dict[str, float],
+) -> None:
+    profile = roles_profile()
+    requests_s = {name: load / profile.classes[name].tokens for name, load in loads.items()}
+    mix = RequestMix(requests_s, 1e9)
+    least_w = np.inf
+    for configuration in profile.performance:
+        for count in range(1, 13):
+            replay = replay_plan(profile, [[mix.load(Instances(configuration, count), None)]])
+            if replay.attainment >= 0.99:
+                least_w = min(least_w, count * replay.groups[0][0].power_w)
+    held = shared_fleet(profile, requests_s, 1000, slo_quantile=99.0)
+    assert held.power_w == pytest.approx(least_w, rel=1e-9)
+
+
+@pytest.mark.parametrize("planner", ["exact", "hierarchical"])
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_plan_at_one_lower_clock_is_compared_with_fleets_at_all_clocks(
+    planner: str, merge: bool
+) -> None:
+    profile, loads = roles_profile(), {"MM": 300.0}
+    plan = plan_fleet(profile, loads, 8, Planning(planner=planner, merge=merge))
+    (clock_mhz,) = {group.frequency_mhz for pool in plan.pools for group in pool.groups}
+    assert clock_mhz < max(configuration.frequency_mhz for configuration in profile.performance)
+    (promise,) = possible_promises(profile, PlanRequest.create(profile, loads, 8))
+    curves = replay_curves(profile, [promise], 0.01)
+    highest = curves.curves_of("MM")[-1]
+    baseline = plan.predicted.baseline
+    assert baseline is not None
+    count = baseline.gpus / highest.tp
+    assert baseline.power_w == pytest.approx(count * highest.power_at(300 / count))
+    assert plan.planner == planner
+    if planner == "exact":
+        by_curves = exact_plan(curves, loads, 8).predicted
+        assert by_curves.power_lower_bound_w is not None
+        bound_w = plan.predicted.power_lower_bound_w
+        assert bound_w is not None
+        assert bound_w <= by_curves.power_lower_bound_w
+
+
+@given(
+    st.integers(1, 60),
+    st.none() | st.integers(1, 60),
+    st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=6),
+)
+def test_every_fleet_between_is_tried_once_the_smallest_first(
+    first: int, decode: int | None, steps: list[tuple[bool, int]]
+) -> None:
+    configuration = Configuration(1, 1000)
+    shrinking = [(first, decode)]
+    for of_decode, less in steps:
+        first, decode = shrinking[-1]
+        if of_decode and decode is not None:
+            shrinking.append((first, max(1, decode - less)))
+        else:
+            shrinking.append((max(1, first - less), decode))
+        if shrinking[-1] == shrinking[-2]:
+            shrinking.pop()
+    fleets = [
+        SplitFleet(
+            Instances(configuration, first),
+            None if decode is None else Instances(configuration, decode),
+        )
+        for first, decode in shrinking
+    ]
+    growing = list(split_fleet_planning._growing_by_one(fleets))
+    assert growing[0] == fleets[-1]
+    assert growing[-1] == fleets[0]
+    for smaller, larger in pairwise(growing):
+        assert larger.gpus == smaller.gpus + 1
+    assert [fleet for fleet in growing if fleet in fleets] == fleets[::-1]
+
+
+def test_fleets_that_are_dropped_early_would_not_have_been_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads = {"SS": 900.0, "MM": 2500.0, "LL": 1200.0}
+    plan = plan_fleet(roles_profile(), loads, 40)
+    monkeypatch.setattr(fleet_planning, "_CURVE_MARGIN", np.inf)
+    monkeypatch.setattr(split_fleet_planning, "_POWER_MARGIN", np.inf)
+    assert plan_fleet(roles_profile(), loads, 40) == plan
+
+
+def test_draws_are_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = []
+
+    def replay_and_count(*args: Any, seed: int, **options: Any) -> SteadyReplay:
+        seeds.append(seed)
+        return replay_steadily(*args, seed=seed, **options)
+
+    monkeypatch.setattr(plan_replay, "replay_steadily", replay_and_count)
+    rates = {"SS": 0.5, "MM": 0.5}
+    loads = [
+        [SteadyLoad(configuration=Configuration(1, 1000), num_instances=2, requests_s=rates)],
+        [SteadyLoad(configuration=Configuration(2, 1500), num_instances=1, requests_s={})],
+    ]
+    draws = PlanDraws(small_profile(), loads)
+    few, all_draws = draws.replay(3), draws.replay(NUM_DRAWS)
+    assert few == draws.replay(3)
+    assert few != all_draws
+    assert len(seeds) == len(set(seeds)) == NUM_DRAWS
+    assert all_draws == replay_plan(small_profile(), loads)
 
 
 def test_classes_may_share_alike_instances_where_that_draws_less() -> None:

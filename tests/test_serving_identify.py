@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from cli_helpers import envplan
 from envplan.errors import InputError
 from envplan.serving.builtin import builtin_profiles
+from envplan.serving.identify.agreement import contradictory, distinct
 from envplan.serving.identify.benchmark import Benchmark
 from envplan.serving.identify.catalogue import language_model, serving_gpu
 from envplan.serving.identify.fit import Level, fit_factors
+from envplan.serving.identify.neighbours import shared_residuals
 from envplan.serving.identify.sweep_files import SweepFacts, read_sweep, rows_of_one_profile
 from envplan.serving.performance import Configuration
 from envplan.serving.profile import ServingProfile
@@ -201,3 +204,156 @@ def test_requests_that_were_served_did_not_wait_for_memory_that_nobody_knows(
     assert row.max_batch == row.batch_size == 32
     larger = table_row(tmp_path, "deepseek-ai/DeepSeek-R1", "fp8", tp=8, concurrency=512)
     assert larger.batch_size == larger.max_batch < 512
+
+
+def configurator_row(folder: Path, **stated: object) -> Benchmark:
+    """A row of aiconfigurator's table: MiniMax-M2.5 on B200, where it is not stated otherwise."""
+    fields: dict[str, object] = {
+        "backend": "vllm", "model_path": "MiniMaxAI/MiniMax-M2.5", "system": "b200_sxm",
+        "precision": "fp8", "mode": "agg", "isl": 1024, "osl": 1024, "concurrency": 64,
+        "tp_size": 4, "silicon_ttft_ms": 200, "silicon_tpot_ms": 20,
+    }  # fmt: skip
+    fields |= stated
+    path = folder / "row.csv"
+    path.write_text(",".join(fields) + "\n" + ",".join(map(str, fields.values())) + "\n")
+    return read_sweep(path)[0]
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"tp_size": 4, "attention_dp_size": 1, "moe_tp_size": 1, "moe_ep_size": 4},
+        {"tp_size": 4, "attention_dp_size": 4, "moe_tp_size": 1, "moe_ep_size": 16},
+        {"tp_size": 16, "attention_dp_size": 1, "moe_tp_size": 4, "moe_ep_size": 4},
+        {"tp_size": 1, "attention_dp_size": 16, "moe_tp_size": 4, "moe_ep_size": 4},
+    ],
+)
+def test_products_of_parallelisms_are_not_counted_as_gpus(
+    tmp_path: Path, stated: dict[str, object]
+) -> None:
+    """The table states the same times of each of these: four GPUs, experts split over all."""
+    row = configurator_row(tmp_path, **stated)
+    assert (row.num_gpus, row.layout) == (4, "1x4")
+
+
+def test_requests_of_one_instance_beside_all_tell_how_many_instances_there_were(
+    tmp_path: Path,
+) -> None:
+    row = configurator_row(tmp_path, concurrency=448, batch_size=14)
+    assert (row.num_workers, row.instance_concurrency) == (32, 14)
+    of_groups = configurator_row(
+        tmp_path, concurrency=448, batch_size=112, tp_size=1, attention_dp_size=4
+    )
+    assert (of_groups.num_workers, of_groups.attention_groups) == (1, 4)
+    assert configurator_row(tmp_path, concurrency=64, batch_size=64).num_workers == 1
+
+
+def test_tensor_parallelism_that_no_model_can_be_split_by_is_a_sum_of_workers(
+    tmp_path: Path,
+) -> None:
+    row = configurator_row(tmp_path, system="gb200", tp_size=72, moe_tp_size=72, moe_ep_size=1)
+    assert row.disaggregated
+    assert not row.workers_known
+    assert row.max_batch == row.concurrency  # nothing is said about memory
+    stated = configurator_row(
+        tmp_path, mode="disagg", decode_tp_size=4, decode_num_workers=2, prefill_num_workers=1
+    )
+    assert stated.workers_known
+    assert stated.instance_concurrency == 32
+
+
+def test_engines_fill_memory_in_their_own_ways(tmp_path: Path) -> None:
+    """Measured: 30 requests of 9,216 tokens on two H100 of vLLM, 110 on two B200.
+
+    The first from a wait of 59.2 s beside 53.7 s of decoding at 64 requests (Llama-3.1-70B), the
+    second from 63.9 beside 48.1 s at 256 (MiniMax-M2.5).
+    """
+    llama = {"model_path": MODEL, "tp_size": 2, "isl": 8192, "osl": 1024}
+    on_h100 = configurator_row(tmp_path, system="h100_sxm", **llama)
+    assert on_h100.max_batch == pytest.approx(30.4, rel=0.1)
+    on_b200 = configurator_row(tmp_path, tp_size=2, isl=8192, osl=1024)
+    assert on_b200.max_batch == pytest.approx(110, rel=0.1)
+    # The KV cache is in 16 bit on Hopper, but for TensorRT-LLM.
+    of_trtllm = configurator_row(tmp_path, system="h100_sxm", backend="trtllm", **llama)
+    assert on_h100.kv_bytes_per_token == 2 * of_trtllm.kv_bytes_per_token
+
+
+def test_a_measurement_counts_once_with_what_says_most_of_it(tmp_path: Path) -> None:
+    stated = {"mode": "disagg", "decode_tp_size": 4, "silicon_ttft_ms": 208.553}
+    unclear = configurator_row(tmp_path, **stated)
+    clear = configurator_row(tmp_path, **{**stated, "decode_num_workers": 4, "decode_tp_size": 8})
+    rounded = configurator_row(tmp_path, **{**stated, "silicon_ttft_ms": 208.55})
+    other = configurator_row(tmp_path, **{**stated, "silicon_ttft_ms": 250})
+    assert distinct([unclear, clear, rounded, other]) == [clear, other]
+
+
+def series(folder: Path, times_ms: dict[int, tuple[float, float]]) -> list[Benchmark]:
+    """Rows of one series: times to the first token and between tokens by requests at once."""
+    return [
+        configurator_row(
+            folder, concurrency=requests, silicon_ttft_ms=first, silicon_tpot_ms=interval
+        )
+        for requests, (first, interval) in times_ms.items()
+    ]
+
+
+def test_rows_that_most_others_contradict_are_found_by_what_was_measured(tmp_path: Path) -> None:
+    sound = {4: (100.0, 10.0), 8: (120.0, 11.0), 16: (95.0, 14.0), 32: (150.0, 18.0)}
+    assert not any(contradictory(series(tmp_path, sound)))
+    slow = series(tmp_path, sound | {8: (120.0, 30.0)})
+    assert contradictory(slow) == [False, True, False, False]
+    late = series(tmp_path, sound | {4: (9000.0, 10.0)})
+    assert contradictory(late) == [True, False, False, False]
+    # Nobody knows which of two is wrong.
+    pair = series(tmp_path, {8: (120.0, 60.0), 16: (120.0, 14.0)})
+    assert contradictory(pair) == [True, True]
+
+
+def test_runs_of_one_configuration_that_differ_by_half_are_all_doubted(tmp_path: Path) -> None:
+    """Rows do not say whether tokens were speculated: 14.7 and 6.8 ms of one configuration."""
+    plain, speculated = (
+        configurator_row(tmp_path, silicon_ttft_ms=first, silicon_tpot_ms=interval)
+        for first, interval in ((179, 14.7), (313, 6.8))
+    )
+    again = configurator_row(tmp_path, silicon_tpot_ms=21)
+    assert contradictory([plain, speculated]) == [True, True]
+    assert contradictory([configurator_row(tmp_path), again]) == [False, False]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tokens=st.lists(st.integers(7, 13), min_size=3, max_size=6, unique=True),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_residuals_are_shared_as_by_regression_with_equal_weights(
+    tokens: list[int], seed: int
+) -> None:
+    """Against the formula written out, where no residual is odd: weights of all are near alike."""
+    rows = [row_of_length(2**power) for power in tokens]
+    residual = np.random.default_rng(seed).normal(0, 1e-4, len(rows))
+    residual[-1] = np.nan
+    noise = 0.05
+    found = shared_residuals(rows, residual, noise)
+    known = residual[:-1]
+    distance = np.subtract.outer(np.array(tokens, float), np.array(tokens, float)) / 1.5
+    covariance = (2.5 * noise) ** 2 * np.exp(-0.5 * distance**2)
+    inverse = np.linalg.inv(covariance[:-1, :-1] + np.eye(len(known)) * noise**2 * 3 / 4)
+    assert found == pytest.approx(covariance[:, :-1] @ inverse @ known, rel=1e-3, abs=1e-9)
+
+
+def row_of_length(tokens: float) -> Benchmark:
+    return Benchmark(
+        model=language_model("qwen3-32b"), gpu=serving_gpu("h100"), engine="vllm",
+        precision="bf16", input_tokens=tokens, output_tokens=512, concurrency=8, num_gpus=4,
+        prefill_gpus=4,
+    )  # fmt: skip
+
+
+def test_residuals_are_not_shared_with_other_software_or_far_loads() -> None:
+    near, far = row_of_length(1024), row_of_length(2**20)
+    other = replace(near, version="another")
+    residual = np.array([0.2, np.nan, np.nan, np.nan])
+    found = shared_residuals([near, near, far, other], residual, noise=0.05)
+    assert found[1] == found[0] > 0.05
+    assert found[2] == pytest.approx(0, abs=1e-6)
+    assert found[3] == 0

@@ -3,7 +3,8 @@
 With ENVPLAN_CRDS, a folder that has keda.sh_scaledobjects.yaml (kedacore/keda, config/crd/bases),
 values.schema.json (vllm-project/production-stack, helm) or
 nvidia.com_dynamographdeployments.yaml (ai-dynamo/dynamo, deploy/operator/config/crd/bases), all of
-them Apache-2.0, documents are held against these as they are published.
+them Apache-2.0, documents are held against these as they are published. With the packages
+kubernetes-validate and kubernetes, autoscalers are held against the schemas of Kubernetes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ LOADS = {"SS": 20_000.0, "LL": 3_000.0}
 GPUS = 64
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 MODEL = ["--model", "org/name"]
+PAGE = Path(__file__).parents[1] / "docs" / "serving.md"
 
 ANNOTATIONS = {"type": "object", "additionalProperties": {"type": "string"}}
 NAME = {"type": "string", "pattern": f"^{DNS_LABEL.pattern}$"}
@@ -178,6 +181,76 @@ def test_keda_scales_each_deployment_of_the_stack_at_its_planned_load(plan: Serv
     assert threshold == pytest.approx(max(1.0, rate * stays_s), rel=1e-3)
 
 
+def test_short_requests_in_the_pool_of_a_longer_class_stay_as_long_as_they_are(
+    plan: ServingPlan,
+) -> None:
+    profile = ServingProfile.builtin()
+    pool = next(pool for pool in plan.pools if pool.request_class == "LL")
+    (long,) = pool.serves
+    group = pool.groups[0].model_copy(update={"instances": 1, "load_tokens_s": 3000.0})
+    # As many requests, of which half are short.
+    short_tokens = 1500.0 / profile.load_conversion_factor("SS", "LL")
+    serves = [
+        long.model_copy(update={"request_class": "SS", "load_tokens_s": short_tokens}),
+        long.model_copy(update={"load_tokens_s": 1500.0}),
+    ]
+    inside = []
+    for served in (serves, [long.model_copy(update={"load_tokens_s": 3000.0})]):
+        shared = pool.model_copy(update={"groups": [group], "serves": served})
+        (deployment,) = deployments_of(
+            plan.model_copy(update={"pools": [shared]}),
+            profile,
+            apply_serving_plan(plan, profile),
+        )
+        inside.append(deployment.requests_inside)
+    both, only_long = inside
+    latencies = profile.curves["LL", group.tp, group.frequency_mhz].latencies_at(3000.0)
+    shorter_s = latencies.tbt_s * (
+        profile.classes["LL"].output_tokens - profile.classes["SS"].output_tokens
+    )
+    num_short_s = 1500.0 / profile.classes["LL"].tokens
+    assert only_long - both == pytest.approx(num_short_s * shorter_s)
+
+
+def test_kubernetes_own_autoscalers_want_what_kedas_objects_want(plan: ServingPlan) -> None:
+    scaled = applied("keda", "--name", "prod")["items"]
+    autoscalers = applied("hpa", "--name", "prod")["items"]
+    for autoscaler, entry in zip(autoscalers, scaled, strict=True):
+        assert autoscaler["metadata"] == entry["metadata"]
+        wanted, spec = autoscaler["spec"], entry["spec"]
+        assert wanted["scaleTargetRef"] == spec["scaleTargetRef"]
+        assert wanted["minReplicas"] == spec["minReplicaCount"]
+        assert wanted["maxReplicas"] == spec["maxReplicaCount"]
+        (metric,), (trigger,) = wanted["metrics"], spec["triggers"]
+        assert metric["pods"]["metric"]["name"] in PAGE.read_text(encoding="utf-8")
+        average = metric["pods"]["target"]["averageValue"]
+        assert average.endswith("m")
+        threshold = float(trigger["metadata"]["threshold"])
+        assert int(average.removesuffix("m")) == pytest.approx(1000 * threshold, rel=1e-3)
+
+
+def test_autoscalers_fit_the_schemas_of_kubernetes(plan: ServingPlan) -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    for autoscaler in applied("hpa")["items"]:
+        validator.validate(autoscaler, validator.latest_version(), strict=True)
+        unknown = json.loads(json.dumps(autoscaler).replace("minReplicas", "minReplicaCount"))
+        with pytest.raises(validator.ValidationError):
+            validator.validate(unknown, validator.latest_version(), strict=True)
+
+
+def test_kubernetes_own_client_reads_the_autoscalers(plan: ServingPlan) -> None:
+    if util.find_spec("kubernetes") is None:
+        pytest.skip("needs kubernetes")
+    from kubernetes import client  # type: ignore[import-not-found, unused-ignore]
+
+    for autoscaler in applied("hpa")["items"]:
+        text = json.dumps(autoscaler)
+        kind = "V2HorizontalPodAutoscaler"
+        read = client.ApiClient().deserialize(text, kind, "application/json")
+        # A field that the client does not know would be gone.
+        assert client.ApiClient().sanitize_for_serialization(read) == autoscaler
+
+
 def test_instances_with_roles_are_dynamos_prefill_and_decode(plan: ServingPlan) -> None:
     pool = plan.pools[0]
     group = pool.groups[0]
@@ -206,7 +279,7 @@ def test_instances_with_roles_are_dynamos_prefill_and_decode(plan: ServingPlan) 
     )
     inside = sum(deployment.requests_inside for deployment in deployments)
     assert whole <= inside <= whole + 1
-    for name in ("production-stack", "keda"):
+    for name in ("production-stack", "keda", "hpa"):
         with pytest.raises(InputError, match="prefill and decode apart"):
             ORCHESTRATORS[name].document(order)
 
@@ -240,7 +313,7 @@ def test_a_graph_fits_dynamos_definition(plan: ServingPlan) -> None:
         (["--format", "production-stack"], "which model shall vLLM load? Say --model"),
         (["--format", "dynamo", "--name", "My_Graph"], "small letters, digits and dashes"),
         (["--format", "production-stack", "--image", "vllm", *MODEL], "vllm/vllm-openai:latest"),
-        (["--format", "slurm"], "clocks, dynamo, production-stack or keda"),
+        (["--format", "slurm"], "clocks, dynamo, production-stack, keda or hpa"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(

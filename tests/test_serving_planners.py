@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, Slo
-from envplan.serving.exact_planner import exact_plan, possible_promises
+from envplan.serving.exact_planner import exact_plan, power_bound_w
 from envplan.serving.hierarchical_planner import (
     choose_instances,
     hierarchical_plan,
@@ -25,6 +27,7 @@ from envplan.serving.hierarchical_planner import (
 )
 from envplan.serving.plan import ServingPlan
 from envplan.serving.plan_request import PlanRequest
+from envplan.serving.pool_sites import possible_promises
 from envplan.serving.profile import ServingProfile
 from serving_helpers import (
     EQUAL,
@@ -114,6 +117,39 @@ def test_merging_requests_of_other_lengths_is_as_good_as_brute_force(
     assert power_w == pytest.approx(least_power(curves, demand, gpus), rel=1e-5, abs=1e-4)
 
 
+@settings(max_examples=60, deadline=None)
+@given(fleets(), st.booleans())
+def test_no_plan_draws_less_than_the_bound_of_fractions_of_instances(
+    case: tuple[Curves, dict[str, int], int], one_clock: bool
+) -> None:
+    curves, demand, gpus = case
+    profile = small_serving_profile(curves)
+    loads = {name: float(load * UNIT) for name, load in demand.items()}
+    try:
+        request = PlanRequest.create(profile, loads, gpus)
+    except (InputError, NoAnswerError):
+        return
+    bound_w = power_bound_w(profile, request)
+    power_w = power_or_nothing(profile, demand, gpus, one_frequency=one_clock)
+    assert 0 < bound_w <= power_w * (1 + 1e-6)
+    # With so many GPUs fractions of instances that carry all that they can make up a fleet.
+    assert power_bound_w(profile, request.model_copy(update={"gpus": 10_000})) < math.inf
+
+
+def test_the_bound_of_too_few_gpus_is_infinite() -> None:
+    profile = profile_of({("SS", 4, 1000): [(100, 300)]})
+    request = PlanRequest.create(profile, {"SS": 250.0}, 9)
+    assert power_bound_w(profile, request) == math.inf
+    assert power_bound_w(profile, request.model_copy(update={"gpus": 10})) == pytest.approx(750)
+
+
+def test_the_bound_of_a_class_that_no_configuration_serves_in_time_is_infinite() -> None:
+    profile = profile_of({("SS", 4, 1000): [(100, 300)], ("SM", 4, 1000): [(100, 300, 9.0)]})
+    request = PlanRequest.create(profile, {"SS": 250.0}, 16)
+    unreachable = request.model_copy(update={"loads_tokens_s": {"SM": 10.0}})
+    assert power_bound_w(profile, unreachable) == math.inf
+
+
 @pytest.mark.parametrize("steep", [500, 540, 600])
 def test_instances_may_share_a_load_inside_a_stretch(steep: float) -> None:
     # Power is flat up to 40 tokens/s and then rises; the SLO is reached at 50. For 85 tokens/s two
@@ -156,6 +192,19 @@ def test_a_small_load_is_merged_into_a_higher_pool(planner: Callable[..., Servin
     assert merged.pools[0].classes == ["SS", "SM"]
     assert len(apart.pools) == 2
     assert merged.power < apart.power
+
+
+def test_the_limit_of_the_search_does_not_depend_on_the_machine() -> None:
+    loads = dict.fromkeys(CLASSES, 3000.0)
+    alone = exact_plan(ServingProfile.builtin(), loads, 256, time_limit=1.0)
+    assert alone.predicted.gap is not None
+    assert alone.predicted.gap > 1e-5  # the limit has ended the search
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            beside = exact_plan(ServingProfile.builtin(), loads, 256, time_limit=1.0)
+        finally:
+            busy.kill()
+    assert beside == alone
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0])
@@ -319,7 +368,7 @@ def test_nothing_is_lost_by_leaving_out_pools_of_longer_classes(
 ) -> None:
     profile, loads = ServingProfile.builtin(), {"SS": 3000.0, "MM": 900.0}
     plan = exact_plan(profile, loads, 64, time_limit=60)
-    every_class = "envplan.serving.exact_planner._useful_pool_classes"
+    every_class = "envplan.serving.pool_sites._useful_pool_classes"
     monkeypatch.setattr(every_class, lambda profile, request: list(profile.classes))
     unpruned = exact_plan(profile, loads, 64, time_limit=60)
     assert plan.power == pytest.approx(unpruned.power, rel=1e-5)

@@ -52,9 +52,7 @@ void Replay::take_handovers(Instance& i) {
     i.memory.reserved += first.reserve_here;
     i.memory.prompts += tokens;
     ++i.coming;
-    const double bytes_s =
-        std::min(service_.sizes[from.size].link_bytes_s, service_.sizes[i.size].link_bytes_s);
-    transfers_.begin(first, from, number(i), tokens, bytes_s, now_);
+    transfers_.begin(first, tokens, from.sends, i.receives, number(i), now_);
     i.handovers.pop_front();
   }
 }

@@ -35,6 +35,11 @@ struct Handover {
   double reserve_here = 0;  // tokens of memory that are kept for it at its destination
 };
 
+struct Link {
+  double bytes_s = 1e300;  // > 0
+  double free = 0;         // when it is through with what has been put on it, s
+};
+
 struct Instance {
   int32_t pool = 0, size = 0, clock = 0, preferred = 0, version = 0;
   bool managed = false, leaving = false;
@@ -53,7 +58,7 @@ struct Instance {
   std::deque<Handover> handovers;  // that wait for memory here
   std::vector<Handover> arrived;   // whose contexts are here; they decode from the next step on
   int32_t coming = 0, going = 0;   // transfers to and from here
-  double link_free = 0;            // when what it sends is through, s
+  Link sends, receives;            // contexts
 
   // Tokens in memory now, with those that the next step reads.
   double used() const { return memory.prompts + batch.context(); }

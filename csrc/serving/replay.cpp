@@ -64,6 +64,7 @@ int32_t Replay::start(int32_t pool, int32_t size, int32_t clock, bool managed, d
   i.phase = Phase::kStarting;
   i.since = now_;
   i.watts = tables(i).idle_w;
+  i.sends.bytes_s = i.receives.bytes_s = service_.sizes[size].link_bytes_s;
   i.queued.assign(service_.num_levels, 0.0);
   i.prompts = scheduler_->make_queue();
   i.decoding_of_class.assign(service_.slos.size(), 0);

@@ -20,11 +20,14 @@ Transfers::Transfers(TransferCosts costs) : costs_(costs) {
 
 double Transfers::next() const { return running_.empty() ? kNever : running_.front().end; }
 
-void Transfers::begin(const Handover& handover, Instance& from, int32_t to, double tokens,
-                      double bytes_s, double now) {
+void Transfers::begin(const Handover& handover, double tokens, Link& sending, Link& receiving,
+                      int32_t to, double now) {
   const double bytes = costs_.bytes_per_token * tokens;
-  from.link_free = std::max(now, from.link_free) + bytes / bytes_s;
-  running_.push_back({from.link_free + costs_.latency_s, to, handover});
+  const double begin = std::max(now, sending.free);
+  sending.free = begin + bytes / sending.bytes_s;
+  receiving.free = std::max(begin, receiving.free) + bytes / receiving.bytes_s;
+  const double end = std::max(sending.free, receiving.free) + costs_.latency_s;
+  running_.push_back({end, to, handover});
   std::push_heap(running_.begin(), running_.end(), LaterEnd());
   ++count_;
   bytes_ += bytes;

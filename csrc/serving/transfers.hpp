@@ -1,8 +1,12 @@
 // Contexts on their way from the instances that run prompts to those that decode.
 //
-// A transfer takes a latency and the bytes of the context over the slower of the two links. An
-// instance sends one context after the other. It begins when memory is kept at its destination, and
-// memory at its origin is held until it ends.
+// A transfer begins when memory is kept at its destination, and memory at its origin is held until
+// it ends. Each instance has a link to send and one to receive (full duplex). A link carries one
+// context after another at its own rate, in the order in which they begin. The receiver's carries a
+// context while the sender's does, at the earliest, and is not done before that. A latency follows.
+//
+// Engines have several contexts in flight (NIXL, Mooncake), which share the links. A link is
+// through with all of them when it is here, but with most single ones later than here.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +33,8 @@ class Transfers {
   explicit Transfers(TransferCosts costs);
   // The next one that ends, s.
   double next() const;
-  // A context of so many tokens leaves over a link with so many bytes/s.
-  void begin(const Handover& handover, Instance& from, int32_t to, double tokens, double bytes_s,
+  // A context of so many tokens leaves for instance number `to`. Links have so many bytes/s.
+  void begin(const Handover& handover, double tokens, Link& sending, Link& receiving, int32_t to,
              double now);
   Transfer pop();
   const std::vector<Transfer>& running() const { return running_; }

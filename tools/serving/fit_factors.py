@@ -4,9 +4,12 @@
     python -m tools.serving.fit_factors SERVING --judge [FILE]   print errors of rows kept aside
 
 SERVING holds silicon.csv.gz and ml_energy_v3.csv; KERNELS holds the measured kernels. FILE is a
-table like silicon.csv.gz whose rows are predicted from all of silicon.csv.gz; without it every
-fifth configuration is kept aside, and then, one after the other, some pairs of model and GPU are.
-Below ROOT, profiles/serving gets factors.json and a profile for each of PROFILES.
+table like silicon.csv.gz whose rows are predicted from all of silicon.csv.gz. Without it a fifth of
+all configurations is kept aside in each of five turns, so that every row is predicted once from
+others; then the same with whole series of loads; then, one after the other, some pairs of model
+and GPU are kept aside. Repeated measurements count once, and rows that others contradict do not
+count (`identify.agreement`), neither where the fit learns nor where it is judged. Below ROOT,
+profiles/serving gets factors.json and a profile for each of PROFILES.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from envplan._io.files import atomic_write
+from envplan.serving.identify.agreement import contradictory, distinct
 from envplan.serving.identify.benchmark import Benchmark
 from envplan.serving.identify.build import fit_sweep, power_shares, save_profile
 from envplan.serving.identify.catalogue import catalogue, language_model, serving_gpu
@@ -45,7 +49,12 @@ FloatArray = npt.NDArray[np.float64]
 _ENGINES: Final = ("vllm", "sglang", "trtllm")
 #: A model that no row of the table is of: its factors are those of the engine alone.
 _STRANGER: Final = "llama-3.1-405b"
-_KEPT_ASIDE: Final = 5  # of so many configurations one is kept aside
+_KEPT_ASIDE: Final = 5  # of so many rows of power one is kept aside
+_TURNS: Final = 5
+_WORST: Final = 40  # rows that are listed
+_SERIES: Final = [
+    "model", "gpu", "engine", "version", "precision", "gpus", "groups", "experts", "input", "output"
+]  # fmt: skip
 _NEW_PAIRS: Final = (
     ("llama-3.1-70b", "h100"),
     ("gpt-oss-120b", "h200"),
@@ -247,7 +256,7 @@ def chosen(rows: Sequence[Benchmark], recipe: Recipe) -> list[Benchmark]:
 
 def make(serving: Path, kernels: Path, root: Path) -> None:
     """Fit everything, and write factors and profiles."""
-    rows = read_sweep(serving / "silicon.csv.gz")
+    rows = measured_rows(serving / "silicon.csv.gz")
     step, first_token = time_factors(rows)
     measured_power = power_rows(serving / "ml_energy_v3.csv")
     power = fit_power(measured_power)
@@ -286,40 +295,109 @@ def print_power_errors(rows: Sequence[PowerRow]) -> None:
     print(f"power: rms of fitted rows {rms(fitted):.3f}, of rows kept aside {rms(errors):.3f}")
 
 
+def measured_rows(path: Path) -> list[Benchmark]:
+    """The rows of a table that are fitted and judged; prints how many are not."""
+    rows = read_sweep(path)
+    once = distinct(rows)
+    is_contradicted = contradictory(once)
+    for mode in ("agg", "disagg"):
+        of_mode = [row for row in rows if mode_of(row).startswith(mode)]
+        once_of_mode = [row for row in once if mode_of(row).startswith(mode)]
+        pairs = zip(once, is_contradicted, strict=True)
+        contradicted = sum(out for row, out in pairs if mode_of(row).startswith(mode))
+        print(
+            f"{mode}: {len(of_mode)} rows, {len(once_of_mode)} distinct measurements, "
+            f"{contradicted} of them contradicted by others"
+        )
+    return [row for row, out in zip(once, is_contradicted, strict=True) if not out]
+
+
+def mode_of(row: Benchmark) -> str:
+    """Whether prefill has GPUs of its own, and how much is known of them."""
+    if not row.disaggregated:
+        return "agg"
+    return "disagg, workers stated" if row.workers_known else "disagg, workers not stated"
+
+
 def judge(serving: Path, other: Path | None) -> None:
     """Print errors of rows that the fit has not seen."""
-    rows = read_sweep(serving / "silicon.csv.gz")
+    rows = measured_rows(serving / "silicon.csv.gz")
     if other is not None:
         unseen = read_sweep(other)
-        report("given rows", [*rows, *unseen], np.arange(len(rows) + len(unseen)) >= len(rows))
+        kept = np.arange(len(rows) + len(unseen)) >= len(rows)
+        report("given rows", *predicted_apart([*rows, *unseen], [kept]))
         return
-    configurations = [
-        repr((row.parallelism, row.input_tokens, row.output_tokens, row.concurrency))
-        for row in rows
-    ]
-    kept = np.array([zlib.crc32(text.encode()) % _KEPT_ASIDE == 0 for text in configurations])
-    report("kept aside", rows, kept)
+    series = [repr((row.parallelism, row.input_tokens, row.output_tokens)) for row in rows]
+    loads = [f"{name}, {row.concurrency}" for name, row in zip(series, rows, strict=True)]
+    report("kept aside", *predicted_apart(rows, turns(loads)), num_worst=_WORST)
+    report("series kept aside", *predicted_apart(rows, turns(series)))
+    aggregated = [row for row in rows if not row.disaggregated]
     for pair in _NEW_PAIRS:
-        aggregated = [row for row in rows if not row.disaggregated]
-        report(" ".join(pair), aggregated, np.array([row.pair == pair for row in aggregated]))
+        kept = np.array([row.pair == pair for row in aggregated])
+        report(" ".join(pair), *predicted_apart(aggregated, [kept]))
 
 
-def report(title: str, rows: Sequence[Benchmark], is_kept: npt.NDArray[np.bool_]) -> None:
-    """Predict rows from the others, and print errors by group, worst first."""
-    known = [row.unmeasured() if kept else row for row, kept in zip(rows, is_kept, strict=True)]
-    found = predict(known)
+def turns(names: Sequence[str]) -> list[npt.NDArray[np.bool_]]:
+    """Which rows are kept aside in each turn: those of one name together."""
+    turn = np.array([zlib.crc32(name.encode()) % _TURNS for name in names])
+    return [turn == number for number in range(_TURNS)]
+
+
+def predicted_apart(
+    rows: Sequence[Benchmark], kept_aside: Sequence[npt.NDArray[np.bool_]]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Rows that are kept aside in some turn, and their times as the others predict them.
+
+    Returns:
+        What the rows are, and measured and predicted times, s, with relative errors.
+    """
     intervals, first_tokens = times_s(rows)
-    table = pd.DataFrame(
-        {
-            "mode": ["disagg" if row.disaggregated else "agg" for row in rows],
-            "model": [row.model.key for row in rows],
-            "gpu": [row.gpu.key for row in rows],
-            "engine": [row.engine for row in rows],
-            "interval": found.token_interval_s / intervals - 1,
-            "first": found.first_token_s / first_tokens - 1,
-        }
-    )[is_kept]
-    for mode, of_mode in table.groupby("mode"):
+    parts = []
+    for is_kept in kept_aside:
+        known = [row.unmeasured() if kept else row for row, kept in zip(rows, is_kept, strict=True)]
+        found = predict(known)
+        times = pd.DataFrame(
+            {
+                "interval_s": intervals,
+                "predicted_interval_s": found.token_interval_s,
+                "interval": found.token_interval_s / intervals - 1,
+                "first_s": first_tokens,
+                "predicted_first_s": found.first_token_s,
+                "first": found.first_token_s / first_tokens - 1,
+            }
+        )
+        parts.append(times[is_kept])
+    predicted = pd.concat(parts).sort_index()
+    described = pd.DataFrame([description(row) for row in rows]).loc[predicted.index]
+    described["of_series"] = described.groupby(["mode", *_SERIES], dropna=False).requests.transform(
+        "size"
+    )
+    return described, predicted
+
+
+def description(row: Benchmark) -> dict[str, object]:
+    """What a row is, for tables."""
+    return {
+        "mode": mode_of(row),
+        "model": row.model.key,
+        "gpu": row.gpu.key,
+        "engine": row.engine,
+        "version": row.version,
+        "precision": row.precision,
+        "gpus": row.num_gpus,
+        "groups": row.attention_groups,
+        "experts": row.layout,
+        "input": row.input_tokens,
+        "output": row.output_tokens,
+        "requests": row.concurrency,
+    }
+
+
+def report(
+    title: str, described: pd.DataFrame, predicted: pd.DataFrame, num_worst: int = 0
+) -> None:
+    """Print errors in all, by group, and of the worst rows, worst first."""
+    for mode, of_mode in predicted.groupby(described["mode"]):
         for name in ("interval", "first"):
             errors = np.sort(np.abs(of_mode[name].to_numpy()))
             best = errors[: max(1, int(0.95 * len(errors)))]
@@ -327,10 +405,16 @@ def report(title: str, rows: Sequence[Benchmark], is_kept: npt.NDArray[np.bool_]
                 f"{title}, {mode}, {name}: {len(errors)} rows, rms {rms(errors):.3f}, without the "
                 f"worst twentieth {rms(best):.3f}, median {np.median(errors):.3f}"
             )
+    table = described.join(predicted)
     groups = table.groupby(["mode", "model", "gpu", "engine"])[["interval", "first"]]
     by_group = groups.agg(lambda errors: rms(errors.to_numpy()))
     by_group.insert(0, "rows", groups.size())
     print(by_group.sort_values("interval", ascending=False).round(3).to_string())
+    for name in ("interval", "first"):
+        of_agg = table[table["mode"] == "agg"]
+        worst = of_agg.reindex(of_agg[name].abs().sort_values(ascending=False).index)
+        if num_worst:
+            print(worst.head(num_worst).drop(columns="mode").round(4).to_string())
 
 
 if __name__ == "__main__":

@@ -242,6 +242,13 @@ KINDS: Final[tuple[FileKind, ...]] = (
     FileKind("Chrome trace", provers.prove_chrome_trace, keys=("traceEvents",)),
     FileKind("schedule", provers.prove_torch_csv, first_cell=r"\d+[fbiw]\d+"),
     FileKind("jobs of a site", provers.prove_site_jobs, suffixes=(".toml",), toml_key="jobs"),
+    FileKind(
+        "list of request classes",
+        provers.prove_classes,
+        suffixes=(".toml",),
+        toml_key="classes",
+        keys=("classes",),
+    ),
     FileKind("sweep configuration", provers.prove_sweep_config, suffixes=(".toml",)),
     FileKind("journal of a sweep", provers.prove_journal, suffixes=(".journal",)),
     FileKind("power limits", provers.prove_power_limits, schemas=("envplan/power-limits/v1",)),

@@ -15,7 +15,7 @@ from pydantic import FiniteFloat, create_model
 from envplan._io.documents import check_stated
 from envplan._io.files import parse_json, read_bounded
 from envplan._io.tables import read_table
-from envplan._io.words import counted, significant
+from envplan._io.words import counted, enumerated, significant
 from envplan.check.frontiers import check_curve, check_rows
 from envplan.check.plans import verify_plan
 from envplan.check.powers import StatedJobPower, StatedPowerLimits
@@ -34,7 +34,7 @@ from envplan.plan import Plan, check_reference, find_profile
 from envplan.plan.frontier_file import FrontierFile, Row
 from envplan.profile import Profile
 from envplan.runtime.profile_parts import RankProfile
-from envplan.runtime.runlog import read_run_log
+from envplan.runtime.run_log_reader import read_run_log
 from envplan.simulation.cluster import read_slowdowns
 from envplan.site import SiteJob, SitePlan, read_jobs
 from envplan.solve import trace_job
@@ -258,11 +258,35 @@ def prove_job_power(file: OpenedFile) -> list[str]:
 
 
 def prove_requests(file: OpenedFile) -> list[str]:
-    """Requests to an inference service come in order of time."""
+    """Requests to an inference service come in order of time; their classes may be anyone's."""
+    from envplan.serving.classes import DEFAULT_CLASSES, RequestClass, RequestClasses
     from envplan.serving.trace import Trace
+    from envplan.serving.trace_file import read_class_names
 
-    trace = Trace.read_csv(file.path)
-    return [f"{len(trace)} requests over {trace.duration_s:g} s, in order of time"]
+    names = read_class_names(file.path)
+    if all(name in DEFAULT_CLASSES for name in names):
+        trace = Trace.read_csv(file.path)
+        return [f"{len(trace)} requests over {trace.duration_s:g} s, in order of time"]
+    # Only names are needed: the trace has no lengths, and no SLO is asked for.
+    classes = RequestClasses(
+        RequestClass(name=name, input_tokens=1, output_tokens=1, ttft_slo_s=1) for name in names
+    )
+    trace = Trace.read_csv(file.path, classes=classes)
+    counts = trace.counts.sum(axis=0)
+    by_class = [f"{name} ({count:.0f})" for name, count in zip(names, counts, strict=True)]
+    return [
+        f"{len(trace)} requests over {trace.duration_s:g} s, in order of time, of "
+        f"{enumerated(by_class)}"
+    ]
+
+
+def prove_classes(file: OpenedFile) -> list[str]:
+    """Request classes take every request."""
+    from envplan.serving.class_file import read_classes
+
+    classes = read_classes(file.path)
+    count = counted(len(classes), "request class")
+    return [f"{count}, {', '.join(classes)}, and each request is of one"]
 
 
 def prove_series(file: OpenedFile) -> list[str]:

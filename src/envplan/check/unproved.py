@@ -105,6 +105,7 @@ _SERVING_PLAN: Final = (
     "predicted.one_clock[].frequency_mhz",
     "predicted.one_clock[].gpus",
     "predicted.one_clock[].power_w",
+    "predicted.one_clock[].is_highest",
     "pools[].groups[].ttft_s",
     "pools[].groups[].tbt_s",
 )
@@ -193,6 +194,7 @@ NOT_PROVED: Final[Mapping[str, tuple[str, ...]]] = {
     "Chrome trace": _ALL,
     "schedule": _ALL,
     "sweep configuration": _ALL,
+    "list of request classes": _ALL,
     "run log": _ALL,
     "requests": _ALL,
     "replay over time": _ALL,

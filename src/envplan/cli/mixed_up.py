@@ -50,6 +50,7 @@ _USUAL_COMMAND: Final = {
     "sweep configuration": "sweep",
     "jobs of a site": "site",
     "serving profile": "serving solve",
+    "list of request classes": "serving solve --classes",
     "serving plan": "serving apply",
 }
 #: Options without a value, after which an argument may stand.

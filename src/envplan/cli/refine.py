@@ -71,7 +71,7 @@ def refine(
 
     from envplan.plan import check_reference
     from envplan.runtime.drift import measure_drift, replan, rescale
-    from envplan.runtime.runlog import iterations_of_plan, read_run_log, steps_of_plan
+    from envplan.runtime.run_log_reader import iterations_of_plan, read_run_log, steps_of_plan
 
     old, old_profile = PlanOptions(plan=plan, profile=profile).load()
     check_reference(old.profile, old_profile, force=False)

@@ -1,10 +1,10 @@
 """A small process that owns a GPU's clock for a training process and always gives it back.
 
-The owner writes clocks into a socket and goes on; the guard sets them and says when it has. Only
+The owner writes clocks into a pipe and goes on; the guard sets them and says when it has. Only
 the guard calls the driver. What may happen, and what then does:
 
-- The owner closes the guard, ends or dies in any way: the kernel closes a dead process's socket,
-  and where forked children still hold it open the guard sees its parent change. The guard gives the
+- The owner closes the guard, ends or dies in any way: the kernel closes a dead process's pipe, and
+  where forked children still hold it open the guard sees its parent change. The guard gives the
   clock back. It also does when asked to stop (SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGXCPU); other
   signals do not end it.
 - The guard is killed: its owner, which waits for that in a thread, starts a process that gives the
@@ -27,11 +27,11 @@ The guard's program is in guard_process.py, the messages between the two in guar
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import logging
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -80,16 +80,18 @@ HANDOVER_TIMEOUT_S: Final = 5.0
 ACKNOWLEDGE_TIMEOUT_S: Final = 1.0
 #: Between two processes that try to give the clock of a killed guard back, s.
 _RECOVERY_PAUSE_S: Final = 0.2
-#: What the kernel keeps for the guard to read, requests and what it needs around them, bytes.
-_SEND_BUFFER_BYTES: Final = 2**20
+#: What the kernel keeps for the guard to read, bytes; it may leave a user with 65,536 of them.
+_PIPE_BYTES: Final = 2**20
+#: In the place of a descriptor that is closed.
+_CLOSED: Final = -1
 
 _logger = logging.getLogger("envplan.runtime")
 
-# A thread that calls socket.send gives up the interpreter, and gets it back when another one lets
-# go of it: up to 5 ms later. PyDLL keeps it, for the microseconds that a send takes here.
+# A thread that calls os.write gives up the interpreter, and gets it back when another one lets go
+# of it: up to 5 ms later. PyDLL keeps it, for the microsecond that a write takes here.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
-_libc.send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
-_libc.send.restype = ctypes.c_ssize_t
+_libc.write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+_libc.write.restype = ctypes.c_ssize_t
 
 
 class _Cause(Enum):
@@ -97,6 +99,20 @@ class _Cause(Enum):
 
     CLOSED = auto()
     DIED = auto()
+
+
+#: The guards of this process.
+_guards: Final[weakref.WeakSet[Guard]] = weakref.WeakSet()
+
+
+def _leave_guards_to_parent() -> None:
+    """In a forked child no guard can be used: it is the parent's."""
+    for guard in _guards:
+        guard._is_closed = True
+
+
+# To compare process numbers at every request would take a call of the kernel each.
+os.register_at_fork(after_in_child=_leave_guards_to_parent)
 
 
 class Guard(AbstractContextManager["Guard"]):
@@ -140,6 +156,7 @@ class Guard(AbstractContextManager["Guard"]):
         # What the guard says, and not its exit status: whoever ignores SIGCHLD does not get that.
         self._ended: GuardEnded | None = None
 
+        _guards.add(self)
         watched = os.dup(process.reports)
         threading.Thread(
             target=_watch, args=(weakref.ref(self), watched), name="envplan-guard", daemon=True
@@ -241,7 +258,7 @@ class Guard(AbstractContextManager["Guard"]):
             requests: a few of them, numbered upwards. One that was sent before may be sent again
                 to become due sooner.
         """
-        if self._is_closed or not self._is_owner():
+        if self._is_closed:
             return
         for request in requests:
             if self._first_due is None or request.due_ns < self._first_due.due_ns:
@@ -255,7 +272,7 @@ class Guard(AbstractContextManager["Guard"]):
         Sends a request again for which there was no room. Never blocks.
         """
         with self._report_lock:
-            if not self._is_closed and self._is_owner():
+            if not self._is_closed:
                 self._read_reports()
                 if self._unsent_packet is not None:
                     self._send(self._unsent_packet)
@@ -421,8 +438,6 @@ class _GuardChild(subprocess.Popen[bytes]):
         config: what it is started with.
 
     Attributes:
-        requests: what takes requests for it. A pipe for these would end an owner that leaves
-            SIGPIPE at its default, once the guard is gone.
         reports: the descriptor of its reports.
 
     Raises:
@@ -431,9 +446,12 @@ class _GuardChild(subprocess.Popen[bytes]):
 
     def __init__(self, config: GuardConfig) -> None:
         _open_standard_streams()
-        self.requests, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.requests.setblocking(False)
-        self.requests.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        # Both ends of the requests' pipe stay open here: to write to one that nobody can read ends
+        # a process that leaves SIGPIPE at its default.
+        self._requests_read_end, self._requests = os.pipe()
+        os.set_blocking(self._requests, False)
+        with suppress(OSError):
+            fcntl.fcntl(self._requests, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._partial_line = b""
         self._lines: deque[bytes] = deque()
         self._has_closed_reports = False
@@ -444,30 +462,28 @@ class _GuardChild(subprocess.Popen[bytes]):
             # session: what a terminal sends to the training's processes is not for the guard.
             super().__init__(
                 [sys.executable, "-P", "-m", _PROGRAM, config.to_json()],
-                stdin=child_end.fileno(),
+                stdin=self._requests_read_end,
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,
             )
         except OSError as error:
-            self.requests.close()
+            self.close_requests()
             raise DeviceError(f"the clock guard cannot be started: {error.strerror}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, signals_before)
-            child_end.close()
         assert self.stdout is not None
         self.reports = self.stdout.fileno()
         os.set_blocking(self.reports, False)
 
     def send(self, packet: bytes) -> None:
-        """Send requests in one packet.
+        """Send the requests of a packet.
 
         Raises:
             BlockingIOError: the guard has too much to read.
-            OSError: it is gone.
+            OSError: the pipe is closed.
         """
-        sent = _libc.send(self.requests.fileno(), packet, len(packet), socket.MSG_NOSIGNAL)
-        if sent < 0:
+        if _libc.write(self._requests, packet, len(packet)) < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
 
@@ -527,16 +543,19 @@ class _GuardChild(subprocess.Popen[bytes]):
             self.stdout.close()
 
     def close_requests(self) -> None:
-        """Send nothing more. The owner may have closed the descriptor itself."""
-        with suppress(OSError):
-            self.requests.close()
+        """Send nothing more. The owner may have closed the descriptors itself."""
+        descriptors = (self._requests, self._requests_read_end)
+        self._requests = self._requests_read_end = _CLOSED
+        for descriptor in descriptors:
+            with suppress(OSError):
+                os.close(descriptor)
 
     def close_pipes(self) -> None:
         """Send and read nothing more."""
-        for pipe in (self.requests, self.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        self.close_requests()
+        if self.stdout is not None:
+            with suppress(OSError):
+                self.stdout.close()
 
     def abandon(self) -> None:
         """Close the pipes, and wait a little for its end: it may hang in the driver."""

@@ -1,10 +1,10 @@
 """The guard's own side: a process that sets one GPU's clock until its owner is gone.
 
 `python -m envplan.devices.guard_process CONFIG`, as guard.py starts it. It has one thread. Requests
-come from a socket, its standard input, and wait here until they are due: a thread of the training
+come from a pipe, its standard input, and wait here until they are due: a thread of the training
 would have to wait for its turn in the interpreter. What the guard reports goes to its standard
-output. It ends, with the clock given back, when its owner says so, closes the socket or dies, or
-when it is asked to by a signal.
+output. It ends, with the clock given back, when its owner says so, closes the pipe or dies, or when
+it is asked to by a signal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -24,7 +23,7 @@ from typing import Final, NamedTuple
 from envplan.devices import Device, DeviceError, backend, choose
 from envplan.devices.gpu_users import may_be_set_by_a_guard, wait_until_alone
 from envplan.devices.guard_protocol import (
-    MAX_PACKET_BYTES,
+    READ_BYTES,
     RESET,
     SHUT_DOWN,
     ClockFailed,
@@ -51,9 +50,11 @@ from envplan.devices.locks import (
 )
 from envplan.errors import EnvplanError
 
+#: Standard input, which requests come from.
+_REQUESTS: Final = 0
 _PARENT_CHECK_S: Final = 0.2
 _READ_ENERGY_S: Final = 1.0
-#: Requests that are read before they are due; others wait in the socket, until that is full.
+#: Requests that are read before they are due; others wait in the pipe, until that is full.
 _MAX_WAITING: Final = 1024
 #: How long a GPU may take to leave a clock that it is no longer held at.
 _RELEASE_S: Final = 1.0
@@ -161,8 +162,7 @@ class _ClockServer:
         self._config = config
         self._stop_signals = stop_signals
         self._next_reading = 0.0 if config.reads_energy else math.inf
-        self._requests = socket.socket(fileno=0)
-        self._requests.setblocking(False)
+        os.set_blocking(_REQUESTS, False)
 
         self._waiting: list[Request] = []  # that are not due yet, or not taken up
         self._is_told_to_end = False
@@ -213,20 +213,20 @@ class _ClockServer:
 
     def _wait_for_requests(self, timeout_s: float) -> bool:
         """Wait for a request, or until the timeout; False if asked to stop, or the owner died."""
-        sources = [self._requests.fileno(), self._stop_signals]
+        sources = [_REQUESTS, self._stop_signals]
         readable, _, _ = select.select(sources, [], [], timeout_s)  # poll waits for whole ms
         is_stopped = self._stop_signals in readable
         return not is_stopped and os.getppid() == self._config.owner_pid
 
     def _receive_requests(self) -> None:
-        """Read what has come from the owner. One that has closed the socket is done."""
+        """Read what has come from the owner. One that has closed the pipe is done."""
         with suppress(BlockingIOError):  # it is open, and there are no more for now
             while len(self._waiting) < _MAX_WAITING:
-                packet = self._requests.recv(MAX_PACKET_BYTES)
-                if not packet:
+                packets = os.read(_REQUESTS, READ_BYTES)
+                if not packets:
                     self._is_told_to_end = True
                     return
-                for request in Request.from_packet(packet):
+                for request in Request.from_packets(packets):
                     self._take_in(request)
 
     def _take_in(self, request: Request) -> None:

@@ -1,9 +1,8 @@
 """The messages between a training process and the guard of its GPU.
 
-Requests go to the guard as packets, each of one or more of 20 bytes. What the guard reports comes
-back as lines. Those that say that a clock was set are of three words, as their owner reads
-thousands; the others are of JSON. A line that is none of these messages, such as what a library
-prints, is ignored.
+Requests go to the guard through a pipe, 20 bytes each. What the guard reports comes back as lines.
+Those that say that a clock was set are of three words, as their owner reads thousands; the others
+are of JSON. A line that is none of these messages, such as what a library prints, is ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
 __all__ = [
-    "MAX_PACKET_BYTES",
+    "READ_BYTES",
     "RESET",
     "SHUT_DOWN",
     "ClockFailed",
@@ -42,15 +41,16 @@ __all__ = [
 RESET: Final = 0
 SHUT_DOWN: Final = 2**32 - 1
 
-#: Bytes of the longest packet: so many requests are never sent together.
-MAX_PACKET_BYTES: Final = 4096
-
 _REQUEST: Final = struct.Struct("<QQI")
+#: What the guard reads at once at most: whole requests.
+READ_BYTES: Final = 200 * _REQUEST.size
+
 #: What the line of a ClockSet begins with.
 _CLOCK_SET: Final = b"set "
 
 
-class Request(NamedTuple):
+@dataclass(slots=True)
+class Request:
     """A clock that is wanted.
 
     Attributes:
@@ -65,12 +65,16 @@ class Request(NamedTuple):
 
     @staticmethod
     def packet(requests: Iterable[Request]) -> bytes:
-        """Requests in one packet, 20 bytes each."""
-        return b"".join([_REQUEST.pack(*request) for request in requests])
+        """A few requests, to be written at once."""
+        packets = [
+            _REQUEST.pack(request.request_id, request.due_ns, request.target)
+            for request in requests
+        ]
+        return b"".join(packets)
 
     @classmethod
-    def from_packet(cls, packet: bytes) -> list[Self]:
-        """The requests in a packet."""
+    def from_packets(cls, packet: bytes) -> list[Self]:
+        """The requests of one packet, or of several."""
         return [cls(*fields) for fields in _REQUEST.iter_unpack(packet)]
 
 

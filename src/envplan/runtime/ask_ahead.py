@@ -8,7 +8,7 @@ waits for comes from the plan first, and then from what the run has measured.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -17,8 +17,8 @@ from envplan.units import ns_from_s
 
 __all__ = ["AheadTimer", "TimerTable", "Trigger", "WaitAndDuration", "operation_times", "timers"]
 
-#: The latest steps whose times count.
-NUM_RECENT_STEPS: Final = 8
+#: The latest iterations whose times count.
+NUM_RECENT_ITERATIONS: Final = 8
 
 
 class Trigger(Enum):
@@ -99,35 +99,40 @@ class TimerTable:
 
     def __init__(self, planned: Sequence[WaitAndDuration], latencies_ns: Sequence[int]) -> None:
         self._latencies_ns = latencies_ns
-        self._recent_steps: deque[Sequence[WaitAndDuration]] = deque(maxlen=NUM_RECENT_STEPS)
-        self._num_steps = 0
+        self._recent_waits_ns: deque[Sequence[int]] = deque(maxlen=NUM_RECENT_ITERATIONS)
+        self._recent_durations_ns: deque[Sequence[int]] = deque(maxlen=NUM_RECENT_ITERATIONS)
+        self._num_iterations = 0
         self.timers = self._timers_of(planned)
 
-    def add_step(self, times: Sequence[WaitAndDuration]) -> None:
-        """A step has been measured: from now on the timers follow the latest steps.
+    def add_iteration(self, waits_ns: Sequence[int], durations_ns: Sequence[int]) -> None:
+        """An iteration has been measured: from now on the timers follow the latest iterations.
 
         The lower quartile of each time counts, for what disturbs an operation makes it longer. It
-        is taken after each of the first 8 steps, and after every 8th one from then on.
+        is taken after each of the first 8 iterations, and after every 8th one from then on.
 
         Args:
-            times: of its operations, (N,).
+            waits_ns: before each operation, (N,).
+            durations_ns: of each operation, (N,).
         """
-        self._recent_steps.append(times)
-        self._num_steps += 1
-        if self._num_steps > NUM_RECENT_STEPS and self._num_steps % NUM_RECENT_STEPS:
+        self._recent_waits_ns.append(waits_ns)
+        self._recent_durations_ns.append(durations_ns)
+        self._num_iterations += 1
+        is_early = self._num_iterations <= NUM_RECENT_ITERATIONS
+        if not is_early and self._num_iterations % NUM_RECENT_ITERATIONS:
             return
-        quartiles = []
-        for of_operation in zip(*self._recent_steps, strict=True):
-            wait_ns = _lower_quartile([time.wait_ns for time in of_operation])
-            duration_ns = _lower_quartile([time.duration_ns for time in of_operation])
-            quartiles.append(WaitAndDuration(wait_ns, duration_ns))
-        self.timers = self._timers_of(quartiles)
+        quartiles = zip(
+            _lower_quartiles(self._recent_waits_ns),
+            _lower_quartiles(self._recent_durations_ns),
+            strict=True,
+        )
+        self.timers = self._timers_of([WaitAndDuration(*times) for times in quartiles])
 
     def _timers_of(self, times: Sequence[WaitAndDuration]) -> list[AheadTimer]:
         after_the_last = WaitAndDuration(0, 0)
         return timers([*times, after_the_last], self._latencies_ns)
 
 
-def _lower_quartile(values: list[int]) -> int:
-    """A value that a quarter of them are below, at most."""
-    return sorted(values)[len(values) // 4]
+def _lower_quartiles(iterations: Iterable[Sequence[int]]) -> list[int]:
+    """A value for each operation that a quarter of its values are below, at most."""
+    all_values = [sorted(values) for values in zip(*iterations, strict=True)]
+    return [values[len(values) // 4] for values in all_values]

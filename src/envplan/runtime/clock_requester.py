@@ -1,13 +1,13 @@
 """A rank's way to its guard: clocks are requested when the device gets to where they are wanted.
 
-Requests are made in the training thread, which never waits: those that are made at one moment are
-gathered, and passed on together. The guard, a process of its own, sets each clock when it is due.
-Where the device queues its work, the thread `envplan-clocks` waits until the device has got to
-there, and sends them then; else the training thread sends them at once.
+Requests are made in the training thread, which never waits: those of one moment are passed on
+together. The guard, a process of its own, sets each clock when it is due. Where the device queues
+its work, the thread `envplan-clocks` waits until the device has got to there, and sends them then;
+else the training thread sends them at once.
 
 A request that is due after a newer one is overtaken, and its clock is not set. One that is made
-ahead of an operation is confirmed when the operation begins: that is when it becomes due, if it was
-not before.
+ahead of an operation is passed on again when the operation begins: that is when it becomes due, if
+it was not before.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import Final, NamedTuple
@@ -23,45 +24,37 @@ from envplan.devices.guard import Guard
 from envplan.devices.guard_protocol import Request
 from envplan.runtime.timestamps import DeviceEvent, Timestamp
 
-__all__ = ["AheadRequest", "ClockRequester"]
+__all__ = ["ClockRequester", "RequestedClock"]
 
 #: How long `close` waits for the thread, which may hang with the device, s.
 THREAD_TIMEOUT_S: Final = 1.0
 
 
-class AheadRequest(NamedTuple):
-    """A request that was made ahead of the operation that it is for.
+@dataclass(slots=True, eq=False)
+class RequestedClock(Request):
+    """A clock that was requested, and when it was wanted.
+
+    One object follows a request from the training thread to the run log: to make several at each
+    operation would take the training thread longer than all else that it does here.
 
     Attributes:
-        request_id: its number.
-        mhz: the clock.
-    """
-
-    request_id: int
-    mhz: int
-
-
-class _GatheredRequest(NamedTuple):
-    """A request that has yet to be passed on.
-
-    Attributes:
-        request_id: its number.
-        mhz: the clock.
+        request_id: as in Request.
+        due_ns: as in Request; 0: it has not been passed on.
+        target: as in Request.
         delay_ns: from the moment that it is passed on with until it is due.
-        is_confirmed: whether its operation begins then; if not, the request is made ahead of it.
+        wanted_ns: from when on the clock was wanted, perf_counter_ns; 0: it was made ahead of that.
     """
 
-    request_id: int
-    mhz: int
     delay_ns: int
-    is_confirmed: bool
+    wanted_ns: int = 0
 
 
 class _RequestsAt(NamedTuple):
     """Requests that are passed on together, once the device has passed an event."""
 
     event: DeviceEvent
-    requests: list[_GatheredRequest]
+    wanted: RequestedClock | None
+    ahead: RequestedClock | None
 
 
 class ClockRequester:
@@ -76,8 +69,6 @@ class ClockRequester:
         record_event: makes a timestamp behind the work queued so far.
         last_requested_mhz: the clock requested last, which need not be in force yet; 0: none.
         last_request_id: the number of that request, from 1, by which the guard reports it; 0: none.
-        due_ns: when each request was due at the guard, perf_counter_ns, by its number.
-        wanted_ns: from when on the clock of each was wanted, likewise.
     """
 
     def __init__(self, guard: Guard | None, marker: Callable[[], DeviceEvent] | None) -> None:
@@ -87,9 +78,6 @@ class ClockRequester:
         )
         self.last_requested_mhz = 0
         self.last_request_id = 0
-        self.due_ns: dict[int, int] = {}
-        self.wanted_ns: dict[int, int] = {}
-        self._gathered: list[_GatheredRequest] = []
         self._is_closed = False
 
         # What waits for the device. Callbacks run one at a time, in close() or in the thread.
@@ -102,30 +90,16 @@ class ClockRequester:
             )
             self._device_waiter.start()
 
-    def request(self, mhz: int, delay_ns: int = 0) -> int:
-        """Want a clock from the moment on that is passed on next, or some time after that.
+    def request(self, mhz: int, delay_ns: int = 0) -> RequestedClock:
+        """Make a request, which has yet to be passed on.
 
         Args:
             mhz: the clock.
-            delay_ns: that time, ns.
-
-        Returns:
-            The request's number.
+            delay_ns: from the moment that it is passed on with until it is due, ns.
         """
-        return self._gather(mhz, delay_ns, is_confirmed=True)
-
-    def request_ahead(self, mhz: int, delay_ns: int) -> AheadRequest:
-        """Have a clock set ahead of the operation that it is for.
-
-        Args:
-            mhz: the clock.
-            delay_ns: from the moment that is passed on next until the clock is set, ns.
-        """
-        return AheadRequest(self._gather(mhz, delay_ns, is_confirmed=False), mhz)
-
-    def confirm(self, ahead: AheadRequest) -> None:
-        """The operation begins that a request was made for: it is due now, if it was not yet."""
-        self._gathered.append(_GatheredRequest(ahead.request_id, ahead.mhz, 0, is_confirmed=True))
+        self.last_requested_mhz = mhz
+        self.last_request_id += 1
+        return RequestedClock(self.last_request_id, 0, mhz, delay_ns)
 
     def forget_last_clock(self) -> None:
         """The operation that a request was made ahead for does not come.
@@ -134,21 +108,26 @@ class ClockRequester:
         """
         self.last_requested_mhz = 0
 
-    def pass_on(self, at: Timestamp) -> None:
-        """Pass on the requests made since last time, once the device has passed a timestamp."""
-        if not self._gathered:
-            return
-        requests, self._gathered = self._gathered, []
-        if isinstance(at, int):
-            self._send(requests, at)
-        else:
-            self._queue.put(_RequestsAt(at, requests))
+    def pass_on(
+        self,
+        at: Timestamp,
+        wanted: RequestedClock | None,
+        ahead: RequestedClock | None = None,
+    ) -> None:
+        """Pass requests on, once the device has passed a timestamp.
 
-    def forget_before(self, request_id: int) -> None:
-        """Forget when earlier requests were due and wanted."""
-        for times_ns in (self.due_ns, self.wanted_ns):
-            for old_id in [number for number in list(times_ns) if number < request_id]:
-                del times_ns[old_id]
+        Args:
+            at: the timestamp.
+            wanted: a clock that is wanted then, or its delay after that. One that was passed on
+                ahead of an operation is due now, if it was not yet: the operation begins.
+            ahead: one that shall be set ahead of the operation that it is for.
+        """
+        if wanted is None and ahead is None:
+            return
+        if isinstance(at, int):
+            self._send(at, wanted, ahead)
+        else:
+            self._queue.put(_RequestsAt(at, wanted, ahead))
 
     def call_after_requests(self, callback: Callable[[], None]) -> None:
         """Call something once the device has got to all requests made so far."""
@@ -183,23 +162,24 @@ class ClockRequester:
                     self._call(item)
         self._queue.put(None)  # for a thread that answers later
 
-    def _gather(self, mhz: int, delay_ns: int, *, is_confirmed: bool) -> int:
-        self.last_requested_mhz = mhz
-        self.last_request_id += 1
-        request = _GatheredRequest(self.last_request_id, mhz, delay_ns, is_confirmed)
-        self._gathered.append(request)
-        return self.last_request_id
-
-    def _send(self, requests: list[_GatheredRequest], at_ns: int) -> None:
+    def _send(
+        self, at_ns: int, wanted: RequestedClock | None, ahead: RequestedClock | None
+    ) -> None:
         """Send requests whose timestamp has passed to the guard, which waits until they are due."""
         to_send = []
-        for request_id, mhz, delay_ns, is_confirmed in requests:
-            due_ns = at_ns + delay_ns
-            if is_confirmed:
-                self.wanted_ns[request_id] = due_ns
-            if self.due_ns.get(request_id, due_ns + 1) > due_ns:  # else it was due ahead
-                self.due_ns[request_id] = due_ns
-                to_send.append(Request(request_id, due_ns, mhz))
+        if wanted is not None:
+            is_new = wanted.due_ns == 0
+            if is_new:
+                wanted.due_ns = wanted.wanted_ns = at_ns + wanted.delay_ns
+                to_send.append(wanted)
+            else:
+                wanted.wanted_ns = at_ns
+                if at_ns < wanted.due_ns:
+                    wanted.due_ns = at_ns
+                    to_send.append(wanted)
+        if ahead is not None:
+            ahead.due_ns = at_ns + ahead.delay_ns
+            to_send.append(ahead)
         if to_send and self.guard is not None:
             self.guard.send(to_send)
 
@@ -213,7 +193,7 @@ class ClockRequester:
                 item.event.synchronize()
             if self._is_closed:
                 return  # close() sees to the others
-            self._send(item.requests, perf_counter_ns())
+            self._send(perf_counter_ns(), item.wanted, item.ahead)
 
     def _call(self, callback: Callable[[], None]) -> None:
         with self._callback_lock:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envplan._io.words import counted
 from envplan.errors import InputError
-from envplan.runtime.runlog import LoggedStep
+from envplan.runtime.run_log_reader import LoggedStep
 from envplan.units import j_from_10fj, s_from_ns
 
 if TYPE_CHECKING:  # the planner is imported where it is used: nodes that follow need none of it

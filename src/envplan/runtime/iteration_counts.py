@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Final
 
 from envplan.devices.locks import lock_folders
-from envplan.runtime.plan_follower import StepOutcome
+from envplan.runtime.plan_follower import IterationOutcome
 
 __all__ = ["IterationCounts"]
 
 #: What the file begins with; then a number of 8 bytes for each outcome.
 _MAGIC: Final = b"envplan1"
-_NUMBERS: Final = struct.Struct(f"={len(StepOutcome)}Q")
+_NUMBERS: Final = struct.Struct(f"={len(IterationOutcome)}Q")
 _SIZE: Final = len(_MAGIC) + _NUMBERS.size
 
 
@@ -42,7 +42,7 @@ class IterationCounts:
 
     def __init__(self, path: Path | None) -> None:
         self.of_killed_run: dict[str, int] | None = None
-        self._numbers = dict.fromkeys(StepOutcome, 0)
+        self._numbers = dict.fromkeys(IterationOutcome, 0)
         self._memory: mmap.mmap | bytearray = bytearray(_SIZE)
         self._path: Path | None = None
         self._descriptor: int | None = None
@@ -66,7 +66,7 @@ class IterationCounts:
         name = hashlib.sha256(f"{rank} {log.absolute()}".encode()).hexdigest()[:16]
         return cls(folders[0] / f"{name}.iterations")
 
-    def add(self, outcome: StepOutcome) -> None:
+    def add(self, outcome: IterationOutcome) -> None:
         """An iteration is over."""
         self._numbers[outcome] += 1
         _NUMBERS.pack_into(self._memory, len(_MAGIC), *self._numbers.values())
@@ -111,5 +111,5 @@ def _counts_in(data: bytes) -> dict[str, int] | None:
     if len(data) != _SIZE or not data.startswith(_MAGIC):
         return None
     numbers = _NUMBERS.unpack_from(data, len(_MAGIC))
-    counts = zip(StepOutcome, numbers, strict=True)
+    counts = zip(IterationOutcome, numbers, strict=True)
     return {outcome.value: number for outcome, number in counts if number}

@@ -20,9 +20,9 @@ from typing import Final
 
 from envplan.clocks import MIN_PAUSE_NS, ClockRequest
 from envplan.runtime.ask_ahead import Trigger
-from envplan.runtime.clock_requester import AheadRequest, ClockRequester
+from envplan.runtime.clock_requester import ClockRequester, RequestedClock
 from envplan.runtime.rank_schedule import RankSchedule
-from envplan.runtime.timestamps import Timestamp, seconds_between
+from envplan.runtime.timestamps import Timestamp, ns_between
 
 __all__ = ["OperationClocks"]
 
@@ -51,9 +51,10 @@ class OperationClocks:
         self._last_end: Timestamp | None = None  # of the iteration before
         self._pauses_ns: deque[int] = deque(maxlen=NUM_RECENT_PAUSES)
         self._pause_ns: int | None = None  # that is expected; None: none was seen yet
-        self._ahead: AheadRequest | None = None
-        #: The request that set the clock wanted now; 0: none.
-        self._request_id = 0
+        #: Made ahead of an operation that has not begun.
+        self._ahead: RequestedClock | None = None
+        #: For the clock that is wanted now.
+        self._wanted: RequestedClock | None = None
 
     def begin(
         self, schedule: RankSchedule, position: int, begin: Timestamp, *, is_regular: bool = True
@@ -70,21 +71,22 @@ class OperationClocks:
         if position == 0 and self._last_end is not None:
             end, self._last_end = self._last_end, None
             self._requester.call_after_requests(partial(self._add_pause, end, begin))
-        self._request(operation.frequency_mhz)
+        wanted = self._want(operation.frequency_mhz)
+        ahead = None
         if is_regular and not operation.part_requests:
-            self._request_ahead_if_due(schedule, position + 1, Trigger.BEGIN)
-        self._requester.pass_on(begin)
+            ahead = self._request_ahead_if_due(schedule, position + 1, Trigger.BEGIN)
+        self._requester.pass_on(begin, wanted, ahead)
 
     def request_for_part(self, request: ClockRequest) -> None:
         """A part of an operation begins that has a clock of its own."""
         requester = self._requester
         if request.frequency_mhz != requester.last_requested_mhz:
-            self._request_id = requester.request(request.frequency_mhz, request.delay_ns)
-            requester.pass_on(requester.record_event())
+            self._wanted = requester.request(request.frequency_mhz, request.delay_ns)
+            requester.pass_on(requester.record_event(), self._wanted)
 
     def end(
         self, schedule: RankSchedule, position: int, end: Timestamp, *, is_regular: bool = True
-    ) -> int:
+    ) -> RequestedClock | None:
         """The operation at a position has ended.
 
         Args:
@@ -94,75 +96,88 @@ class OperationClocks:
             is_regular: as for begin.
 
         Returns:
-            The number of the request that set the clock it ran at; 0: there is none.
+            The request that set the clock it ran at; None: there is none.
         """
-        request_id = self._request_id
+        request = self._wanted
         if not is_regular:
-            return request_id
+            return request
         if position + 1 == len(schedule.operations):
             self._end_iteration(schedule, end)
         elif not schedule.operations[position].part_requests:
-            self._request_ahead_if_due(schedule, position + 1, Trigger.END)
-        self._requester.pass_on(end)
-        return request_id
+            ahead = self._request_ahead_if_due(schedule, position + 1, Trigger.END)
+            self._requester.pass_on(end, None, ahead)
+        return request
 
     def iteration_begins(self, schedule: RankSchedule, now: Timestamp) -> None:
         """The framework begins an iteration, whose first operation comes soon."""
         if schedule.operations and self._ahead is None:
-            self._request_ahead(schedule.operations[0].frequency_mhz, 0)
-            self._requester.pass_on(now)
+            ahead = self._request_ahead(schedule.operations[0].frequency_mhz, 0)
+            self._requester.pass_on(now, None, ahead)
 
     def full_speed(self, now: Timestamp) -> None:
         """Something else than the planned operations runs from now on."""
         self._last_end = None
-        self._request(self._max_clock_mhz)
-        self._requester.pass_on(now)
+        self._requester.pass_on(now, self._want(self._max_clock_mhz))
 
     def _end_iteration(self, schedule: RankSchedule, end: Timestamp) -> None:
         """The last operation of an iteration has ended."""
         self._last_end = end
-        self._request(self._clock_after(schedule))
+        wanted = self._want(self._clock_after(schedule))
+        ahead = None
         if self._pause_ns is not None:
             delay_ns = max(0, self._pause_ns - self._latency_ns)
-            self._request_ahead(schedule.operations[0].frequency_mhz, delay_ns)
+            ahead = self._request_ahead(schedule.operations[0].frequency_mhz, delay_ns)
+        self._requester.pass_on(end, wanted, ahead)
 
     def _add_pause(self, last_end: Timestamp, begin: Timestamp) -> None:
         """An iteration has begun, after the last one had ended."""
         with suppress(Exception):  # a device that fails says so to the training itself
-            self._pauses_ns.append(round(1e9 * seconds_between(last_end, begin)))
+            self._pauses_ns.append(ns_between(last_end, begin))
             self._pause_ns = min(self._pauses_ns)
 
-    def _request(self, mhz: int) -> None:
-        """Something begins that wants a clock; 0: whichever there is."""
+    def _want(self, mhz: int) -> RequestedClock | None:
+        """Something begins that wants a clock; 0: whichever there is.
+
+        Returns:
+            What is to be passed on for that; None: nothing.
+        """
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.mhz == mhz:
-            self._requester.confirm(ahead)
-            self._request_id = ahead.request_id
-            return
         if ahead is not None:
+            if ahead.target == mhz:
+                self._wanted = ahead
+                return ahead
             self._requester.forget_last_clock()
-        if mhz not in (0, self._requester.last_requested_mhz):
-            self._request_id = self._requester.request(mhz)
+        if mhz in (0, self._requester.last_requested_mhz):
+            return None
+        self._wanted = self._requester.request(mhz)
+        return self._wanted
 
     def _request_ahead_if_due(
         self, schedule: RankSchedule, position: int, trigger: Trigger
-    ) -> None:
+    ) -> RequestedClock | None:
         """Request the clock of the operation at a position, if its timer begins now."""
         if schedule.timer_table is None:
-            return
+            return None
         timer = schedule.timer_table.timers[position]
         if timer.trigger is not trigger:
-            return
+            return None
         if position < len(schedule.operations):
             mhz = schedule.operations[position].frequency_mhz
         else:
             mhz = self._clock_after(schedule)
-        self._request_ahead(mhz, timer.delay_ns)
+        return self._request_ahead(mhz, timer.delay_ns)
 
-    def _request_ahead(self, mhz: int, delay_ns: int) -> None:
-        if mhz not in (0, self._requester.last_requested_mhz):
-            early_ns = max(0, delay_ns - TIMER_LEAD_NS)
-            self._ahead = self._requester.request_ahead(mhz, early_ns)
+    def _request_ahead(self, mhz: int, delay_ns: int) -> RequestedClock | None:
+        """Request a clock ahead of what it is for, if that is another clock than now.
+
+        Args:
+            mhz: the clock; 0: whichever there is.
+            delay_ns: from now until what it is for begins, less the latency, ns.
+        """
+        if mhz in (0, self._requester.last_requested_mhz):
+            return None
+        self._ahead = self._requester.request(mhz, max(0, delay_ns - TIMER_LEAD_NS))
+        return self._ahead
 
     def _clock_after(self, schedule: RankSchedule) -> int:
         """The clock of what follows an iteration, MHz.

@@ -29,7 +29,7 @@ from envplan._io.files import open_regular, parse_json
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.order_file import MAX_ORDER_BYTES, Order
 from envplan.errors import InputError
-from envplan.runtime.runlog import RunEvent
+from envplan.runtime.run_records import RunEvent
 
 __all__ = ["OrderFollowed", "OrderReader", "OrderRefused"]
 

@@ -14,17 +14,17 @@ from enum import Enum, auto
 from envplan.enforce.freqplan import OperationKey
 from envplan.runtime.rank_schedule import RankSchedule, ScheduledOperation
 
-__all__ = ["FollowState", "PlanFollower", "StepOutcome", "outcomes_in_words"]
+__all__ = ["FollowState", "IterationOutcome", "PlanFollower", "outcomes_in_words"]
 
 
 class FollowState(Enum):
     """Whether the order of operations is the plan's."""
 
     ON_PLAN = auto()
-    OFF_PLAN_UNTIL_STEP = auto()
+    OFF_PLAN = auto()
 
 
-class StepOutcome(Enum):
+class IterationOutcome(Enum):
     """The outcome of an iteration, in the words of the run log."""
 
     FOLLOWED = "followed"
@@ -50,6 +50,7 @@ class PlanFollower:
         is_regular: whether all operations so far were those of the plan, each in its turn.
         current: the operation that runs, or else the next one; None where there is no further one,
             or the iteration is off the plan.
+        expected: its key; None where there is none.
         num_empty: the iterations in a row, until now, without an operation.
     """
 
@@ -57,25 +58,28 @@ class PlanFollower:
         self.next_schedule = schedule
         self.num_empty = 0
         self.current: ScheduledOperation | None = None
+        self.expected: OperationKey | None = None
         #: Microbatches of this iteration that have come.
         self._num_seen_microbatches = 0
         #: Those that it has, where they are known to be fewer than planned.
         self._num_microbatches: int | None = None
-        self._start_step()
+        self._start_iteration()
 
     def begin(self, key: tuple[str, int, int]) -> ScheduledOperation | None:
         """An operation begins: it, if the plan has it here, or else None.
 
         None of a microbatch beyond those planned is no departure from the plan: see `is_extra`.
         """
-        if self.state is not FollowState.ON_PLAN:
-            return None
-        if self.current is None or self.current.key != key:
+        if key != self.expected:
+            if self.state is not FollowState.ON_PLAN:
+                return None
             self.is_regular = False
             if not self._pass_over_to(key):
                 return None
         self.is_running = True
-        self._num_seen_microbatches = max(self._num_seen_microbatches, key[1] + 1)
+        microbatch = key[1]
+        if microbatch >= self._num_seen_microbatches:
+            self._num_seen_microbatches = microbatch + 1
         return self.current
 
     def is_extra(self, key: tuple[str, int, int]) -> bool:
@@ -90,8 +94,7 @@ class PlanFollower:
 
     def end(self, key: tuple[str, int, int]) -> bool:
         """An operation ends: whether it is the one that runs."""
-        current = self.current
-        if not self.is_running or current is None or current.key != key:
+        if not self.is_running or key != self.expected:
             return False
         self.is_running = False
         self._move_to(self.position + 1)
@@ -99,9 +102,9 @@ class PlanFollower:
 
     def leave_plan(self) -> None:
         """The order is not the plan's: nothing is followed until the iteration is over."""
-        self.state = FollowState.OFF_PLAN_UNTIL_STEP
+        self.state = FollowState.OFF_PLAN
         self.is_running = False
-        self.current = None
+        self.current = self.expected = None
 
     def has_begun(self) -> bool:
         """Whether an operation of this iteration has come."""
@@ -113,27 +116,27 @@ class PlanFollower:
         operations = self.schedule.operations
         return bool(operations) and operations[0].key == key
 
-    def finish_step(self) -> StepOutcome:
+    def finish_iteration(self) -> IterationOutcome:
         """The iteration is over: start the next one, by the next schedule."""
         outcome = self._outcome()
-        self.num_empty = self.num_empty + 1 if outcome is StepOutcome.EMPTY else 0
-        self._start_step()
+        self.num_empty = self.num_empty + 1 if outcome is IterationOutcome.EMPTY else 0
+        self._start_iteration()
         return outcome
 
-    def _outcome(self) -> StepOutcome:
+    def _outcome(self) -> IterationOutcome:
         if self.state is not FollowState.ON_PLAN:
-            return StepOutcome.OTHER_ORDER
+            return IterationOutcome.OTHER_ORDER
         if not self.has_begun():
-            return StepOutcome.EMPTY
+            return IterationOutcome.EMPTY
         if self.is_running:
-            return StepOutcome.CUT_SHORT
+            return IterationOutcome.CUT_SHORT
         left_over = self.schedule.operations[self.position :]
         if any(operation.key.microbatch < self._num_seen_microbatches for operation in left_over):
-            return StepOutcome.CUT_SHORT
+            return IterationOutcome.CUT_SHORT
         is_whole = self.is_regular and not left_over
-        return StepOutcome.FOLLOWED if is_whole else StepOutcome.OTHER_MICROBATCHES
+        return IterationOutcome.FOLLOWED if is_whole else IterationOutcome.OTHER_MICROBATCHES
 
-    def _start_step(self) -> None:
+    def _start_iteration(self) -> None:
         self.schedule = self.next_schedule
         self.is_running = False
         self.is_regular = True
@@ -147,7 +150,11 @@ class PlanFollower:
         if self._num_microbatches is not None:
             position = self._next_position(position, self._num_microbatches)
         self.position = position
-        self.current = operations[position] if position < len(operations) else None
+        if position < len(operations):
+            self.current = operations[position]
+            self.expected = self.current.key
+        else:
+            self.current = self.expected = None
 
     def _pass_over_to(self, key: tuple[str, int, int]) -> bool:
         """Pass over operations of microbatches that have not come, to one of those that have.
@@ -177,30 +184,25 @@ class PlanFollower:
             position += 1
         return position
 
-    @property
-    def expected(self) -> OperationKey | None:
-        """The operation that is planned to run now; None: none."""
-        return self.current.key if self.current is not None else None
-
 
 def outcomes_in_words(iterations: Mapping[str, int]) -> str | None:
     """How many iterations followed the plan, and why others did not; None: all did.
 
     Args:
-        iterations: how many there were, by the value of their StepOutcome.
+        iterations: how many there were, by the value of their IterationOutcome.
     """
     num_not_followed = {
         outcome: count
         for outcome, count in iterations.items()
-        if outcome not in (StepOutcome.FOLLOWED.value, StepOutcome.EMPTY.value)
+        if outcome not in (IterationOutcome.FOLLOWED.value, IterationOutcome.EMPTY.value)
     }
     if not num_not_followed:
         return None
-    num_followed = iterations.get(StepOutcome.FOLLOWED.value, 0)
+    num_followed = iterations.get(IterationOutcome.FOLLOWED.value, 0)
     num_iterations = num_followed + sum(num_not_followed.values())
     words = [f"followed {num_followed:,} of {num_iterations:,} iterations"]
     for outcome, count in num_not_followed.items():
-        is_partial = outcome == StepOutcome.OTHER_MICROBATCHES.value
+        is_partial = outcome == IterationOutcome.OTHER_MICROBATCHES.value
         how = "as far as their order is known" if is_partial else "at full speed"
         words.append(f"{count:,} {how}: {outcome}")
     return "; ".join(words)

@@ -55,11 +55,13 @@ from envplan.profile import ProfileMetadata
 from envplan.profiling.energy_minimum import EnergyMinimum
 from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.clock_sweep import ClockSweep, StepUse, Window
-from envplan.runtime.metering import EnergyLog, Span, measure_window, spans_on_host
+from envplan.runtime.energy_log import EnergyLog
+from envplan.runtime.metering import measure_window
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.profile_parts import RankProfile, merge_parts, part_path
 from envplan.runtime.ranks import RankNumber, number_of_process, number_or_none
 from envplan.runtime.timestamps import DeviceEvent, Timestamp
+from envplan.runtime.work_timeline import Span, spans_on_host
 
 __all__ = ["Profiler", "merge_parts"]
 
@@ -251,8 +253,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         self._part_begins = []
         mhz = self._sweep.frequency_mhz
         if mhz is not None and mhz != requester.last_requested_mhz:
-            requester.request(mhz)
-            requester.pass_on(begin)
+            requester.pass_on(begin, requester.request(mhz))
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""

@@ -66,6 +66,11 @@ class RankSchedule:
             (operation.key.instruction, operation.key.chunk) for operation in self.operations
         )
 
+    @cached_property
+    def num_clocked(self) -> int:
+        """How many of its operations have a clock."""
+        return sum(operation.frequency_mhz > 0 for operation in self.operations)
+
     @property
     def part_names(self) -> frozenset[str]:
         """The parts of operations at whose begin it has requests."""

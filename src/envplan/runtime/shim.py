@@ -13,10 +13,10 @@ socket at most, and only when the clock changes. Nothing that goes wrong with cl
 order of operations stops training: it is logged, and the GPU runs at its highest clock instead. An
 operation is logged with its clock once the guard has said that it was set, and else with 0 MHz.
 
-A step goes through three threads. The training thread follows it (PlanFollower) and requests its
-clocks (ClockRequester). The thread of the ClockRequester, or the training thread where there are no
-device events, learns which of these clocks were set (StepAccounting). The thread of the RunLog
-waits for the device, measures the step and writes it.
+An iteration goes through three threads. The training thread follows it (PlanFollower) and requests
+its clocks (ClockRequester). The thread of the ClockRequester, or the training thread where there
+are no device events, learns which of these clocks were set (IterationAccounting). The thread of the
+RunLog waits for the device, measures the iteration and writes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from functools import partial
@@ -37,37 +37,37 @@ from envplan.devices.guard import Guard
 from envplan.enforce.freqplan import FrequencyPlan, OperationKey
 from envplan.errors import InputError
 from envplan.runtime.clock_requester import ClockRequester
+from envplan.runtime.iteration_accounting import (
+    AccountedIteration,
+    FollowedIteration,
+    IterationAccounting,
+    IterationSpans,
+)
 from envplan.runtime.iteration_counts import IterationCounts
+from envplan.runtime.iteration_energy import IterationEnergyMeter
+from envplan.runtime.iteration_times import change_times, measure_iteration, times_by_kind
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.operation_clocks import OperationClocks
 from envplan.runtime.order_reader import OrderReader
-from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome, outcomes_in_words
+from envplan.runtime.plan_follower import (
+    FollowState,
+    IterationOutcome,
+    PlanFollower,
+    outcomes_in_words,
+)
 from envplan.runtime.rank_schedule import rank_schedules
 from envplan.runtime.ranks import RankNumber, number_of_process, number_or_none
-from envplan.runtime.runlog import (
+from envplan.runtime.run_records import (
+    ChangeTimes,
     ClockError,
     Mismatch,
     RunEnded,
     RunKilled,
-    RunLog,
     RunStarted,
     StepRecord,
-    log_beside,
 )
+from envplan.runtime.runlog import RunLog, log_beside
 from envplan.runtime.status import StatusFile
-from envplan.runtime.step_accounting import (
-    AccountedStep,
-    FollowedStep,
-    OperationSpan,
-    StepAccounting,
-)
-from envplan.runtime.step_energy import StepEnergyMeter
-from envplan.runtime.step_times import (
-    change_times,
-    span_times,
-    times_by_kind,
-    waits_and_durations,
-)
 from envplan.runtime.stragglers import num_before_reduction
 from envplan.runtime.timestamps import DeviceEvent, Timestamp
 from envplan.units import ns_from_s
@@ -78,7 +78,7 @@ _MAX_LOG_BYTES: Final = 64 * 2**20
 _MAX_LOGGED_CLOCK_ERRORS: Final = 1000
 #: A clock that comes so long after the begin of its operation is still on time, s.
 _ON_TIME_S: Final = 1e-3
-#: Steps in a row without any operation, after which that is said.
+#: Iterations in a row without any operation, after which that is said.
 _MAX_EMPTY_STEPS: Final = 3
 
 _logger = logging.getLogger("envplan.runtime")
@@ -120,14 +120,14 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         counted: by whom, if `device` is given.
         backend: where clocks are set, "nvml", "zeusd", "amdsmi" or "modelled"; options of it may
             follow by keyword.
-        log: file that the run log is appended to (see runlog); default: beside the plan, with
+        log: file that the run log is appended to (see run_records); default: beside the plan, with
             .jsonl for .freqplan.json. None: no log.
         log_limit: bytes that this rank logs before it goes on in a file of its own, of which
             there are two at most, each as long.
         every_request: see Guard.start.
         orders: file of orders that say which plan of the ladder is followed from which iteration
             on, as `envplan site --orders` writes it; it need not exist yet. See docs/site.md.
-        on_step: is called for each step that followed the plan, with its record, in the thread
+        on_step: is called for each iteration that followed the plan, with its record, in the thread
             that writes the run log: where it is slow, lines of the log are dropped. See
             docs/runtime.md.
         marker: makes moments in the order of a device's work, for frameworks that queue it:
@@ -144,9 +144,9 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         part_names: of the parts of operations that have clocks of their own.
         planned_time: iteration time of the plan itself, without stragglers, s.
         has_ladder: whether there is another plan for when there are stragglers.
-        last_iteration: the times of the last step that was measured; None before the first.
+        last_iteration: the times of the last iteration that was measured; None before the first.
         steps: that are over.
-        mismatches: steps that left the order of the plan.
+        mismatches: iterations that left the order of the plan.
         clock_errors: that the guard has told of.
         orders: the reader of the file of orders; None where there is none.
 
@@ -198,13 +198,13 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self.has_ladder = len(self._schedules) > 1
         self._num_before_reduction = num_before_reduction(self.operations)
 
-        # Of the step that runs.
-        self._step_begin_ns = 0
+        # Of the iteration that runs.
+        self._iteration_begin_ns = 0
         self._operation_begin: Timestamp = 0
-        self._spans: list[OperationSpan] = []
+        self._spans = IterationSpans()
         self._config = ""
 
-        self._last_request_id_of_step = 0
+        self._last_request_id_of_iteration = 0
         self._is_closed = False
         self._first_clock_error = ""
         self._on_step = on_step
@@ -224,8 +224,8 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             latency_ns=0 if switching is None else ns_from_s(switching.latency_s),
         )
         energies = self.plan.stage_energies
-        self._energy = StepEnergyMeter(energies[self.stage] if energies else None)
-        self._accounting = StepAccounting(self._requester, self._schedules[0], self._energy)
+        self._energy = IterationEnergyMeter(energies[self.stage] if energies else None)
+        self._accounting = IterationAccounting(self._requester, self._schedules[0], self._energy)
         log_path = log if log is not BESIDE_PLAN else _log_beside(plan)
         self._status = StatusFile.of_rank(self.plan, rank_plan, self._requester)
         self._log = RunLog(
@@ -292,14 +292,14 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
 
     @property
     def followed_time(self) -> float:
-        """Iteration time of the plan or the rung that this step follows, s."""
+        """Iteration time of the plan or the rung that this iteration follows, s."""
         return self._follower.schedule.iteration_time_s
 
     @property
     def config(self) -> str:
         """The config planned for the operation or part that runs, or else for the next operation.
 
-        "" where the plan has none, where the step is over, and for as long as the order of
+        "" where the plan has none, where the iteration is over, and for as long as the order of
         operations is not the plan's: run what is always right.
         """
         operation = self._follower.current
@@ -322,21 +322,21 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
 
     @property
     def num_undecided_steps(self) -> int:
-        """Steps that are over, and wait for the guard to say which of their clocks were set."""
+        """Iterations that are over, and wait for the guard to say which clocks were set."""
         return self._accounting.num_undecided
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """An operation begins: ask for its clock, if that is another than now."""
         follower = self._follower
-        key = OperationKey(instruction, microbatch, chunk)
-        if follower.position and follower.is_first(key):
+        key = (instruction, microbatch, chunk)
+        if key != follower.expected and follower.position and follower.is_first(key):
             self.step()  # the iteration before was cut short, as by an exception
         operation = follower.begin(key)
         if operation is None:
             self._run_unplanned(key)
             return
-        if not self._spans:
-            self._step_begin_ns = perf_counter_ns()
+        if not self._spans.begins:
+            self._iteration_begin_ns = perf_counter_ns()
         self._operation_begin = begin = self._requester.record_event()
         self._config = operation.first_config
         self._clocks.begin(
@@ -357,17 +357,15 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
         follower = self._follower
-        key = OperationKey(instruction, microbatch, chunk)
+        key = (instruction, microbatch, chunk)
         position = follower.position
         if not follower.end(key):
             if not follower.is_extra(key):
-                self._leave_plan("end", key)
+                self._leave_plan("end", OperationKey(*key))
             return
         end = self._requester.record_event()
-        request_id = self._clocks.end(
-            follower.schedule, position, end, is_regular=follower.is_regular
-        )
-        self._spans.append(OperationSpan(self._operation_begin, end, request_id))
+        request = self._clocks.end(follower.schedule, position, end, is_regular=follower.is_regular)
+        self._spans.add(self._operation_begin, end, request)
 
     def iteration_begins(self) -> None:
         """A training iteration begins: ask for the clock of its first operation.
@@ -385,27 +383,27 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         schedule = self._follower.schedule
         self._follower.next_schedule = self._schedules[self._rung_for(self.steps + 1)]
         expected = self._follower.expected
-        outcome = self._follower.finish_step()
+        outcome = self._follower.finish_iteration()
         self._iterations.add(outcome)
-        if self._spans:
-            last_request_id = self._spans[-1].request_id
-            request_ids = range(self._last_request_id_of_step + 1, last_request_id + 1)
-            self._last_request_id_of_step = last_request_id
+        if self._spans.begins:
+            last_request_id = self._spans.last_request_id
+            request_ids = range(self._last_request_id_of_iteration + 1, last_request_id + 1)
+            self._last_request_id_of_iteration = last_request_id
         followed = None
-        if outcome is StepOutcome.FOLLOWED:
-            followed = FollowedStep(
+        if outcome is IterationOutcome.FOLLOWED:
+            followed = FollowedIteration(
                 number=self.steps,
                 schedule=schedule,
                 spans=self._spans,
-                begin_ns=self._step_begin_ns,
+                begin_ns=self._iteration_begin_ns,
                 end_ns=perf_counter_ns(),
                 request_ids=request_ids,
             )
         else:
             self.full_speed()
-        if outcome not in (StepOutcome.FOLLOWED, StepOutcome.EMPTY):
+        if outcome not in (IterationOutcome.FOLLOWED, IterationOutcome.EMPTY):
             self._status.count_unfollowed(outcome.value)
-        if outcome is StepOutcome.CUT_SHORT:
+        if outcome is IterationOutcome.CUT_SHORT:
             self._note_mismatch("step", expected, None)
         if self._follower.num_empty == _MAX_EMPTY_STEPS and not self._missed_reason:
             self._warn_on_rank_0(self._why_not_followed())
@@ -413,16 +411,16 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             partial(self._process_reports, self.steps, followed, self._requester.last_request_id)
         )
         self.steps += 1
-        self._spans = []
+        self._spans = IterationSpans()
 
     def full_speed(self) -> None:
         """Something else runs until the next operation begins: ask for the highest clock."""
         self._clocks.full_speed(self._requester.record_event())
 
     def set_straggler_time(self, seconds: float | None) -> None:
-        """From the next step on, follow the slowest plan of the ladder that is still in time.
+        """From the next iteration on, follow the slowest plan of the ladder that is still in time.
 
-        Every rank must be told the same at the same step; may be called from any thread.
+        Every rank must be told the same at the same iteration; may be called from any thread.
 
         Args:
             seconds: when a straggler will end an iteration, s; None: there is none any more.
@@ -476,11 +474,11 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._status.close()
 
     def _was_never_used(self) -> bool:
-        """Whether no operation was seen, at all or in the last steps."""
+        """Whether no operation was seen, at all or in the last iterations."""
         follower = self._follower
         all_steps_empty = follower.num_empty == self.steps
         # An operation outside of the plan's order would have left the plan.
-        nothing_since = not self._spans and follower.state is FollowState.ON_PLAN
+        nothing_since = not self._spans.begins and follower.state is FollowState.ON_PLAN
         nothing_at_all = all_steps_empty and nothing_since
         return nothing_at_all or follower.num_empty >= _MAX_EMPTY_STEPS
 
@@ -494,15 +492,15 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             "loop that trains, before the framework's functions are taken"
         )
 
-    def _run_unplanned(self, key: OperationKey) -> None:
+    def _run_unplanned(self, key: tuple[str, int, int]) -> None:
         """An operation begins that the plan does not have here: run it at the highest clock."""
         if self._follower.is_extra(key):
             self.full_speed()
         else:
-            self._leave_plan("begin", key)
+            self._leave_plan("begin", OperationKey(*key))
 
     def _leave_plan(self, where: str, got: OperationKey) -> None:
-        """The order is not the plan's: run at the highest clock until the next step.
+        """The order is not the plan's: run at the highest clock until the next iteration.
 
         Args:
             where: "begin" or "end".
@@ -518,12 +516,12 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
     def _note_mismatch(
         self, where: str, expected: OperationKey | None, got: OperationKey | None
     ) -> None:
-        """Count a step that has left the plan; the first one is said and logged.
+        """Count an iteration that has left the plan; the first one is said and logged.
 
         Args:
             where: "begin", "end" or "step".
             expected: the operation that the plan has there; None: none.
-            got: the operation that came; None: the step's end.
+            got: the operation that came; None: the iteration's end.
         """
         self.mismatches += 1
         if self.mismatches > 1:
@@ -539,16 +537,16 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         )
 
     def _process_reports(
-        self, step: int, followed: FollowedStep | None, last_request_id: int
+        self, step: int, followed: FollowedIteration | None, last_request_id: int
     ) -> None:
-        """Take note of what the guard reports, and log the steps that are decided by it.
+        """Take note of what the guard reports, and log the iterations that are decided by it.
 
         Runs in the thread of the ClockRequester, where that has one.
 
         Args:
             step: the number of the step that is over for the device.
             followed: the same, if it followed its schedule.
-            last_request_id: that was made until the step's end.
+            last_request_id: that was made until the iteration's end.
         """
         if followed is not None:
             self._accounting.add(followed)
@@ -559,36 +557,36 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             self._first_clock_error = self._first_clock_error or problem
             if self.clock_errors <= _MAX_LOGGED_CLOCK_ERRORS:
                 self._log.write(ClockError(rank=self.rank, step=step, message=problem))
-        for accounted in self._accounting.decided_steps():
+        for accounted in self._accounting.decided_iterations():
             self._log.write_later(partial(self._measure, accounted, self.mismatches))
 
-    def _measure(self, accounted: AccountedStep, mismatches: int) -> StepRecord:
-        """The record of a step. Runs in the thread of the RunLog, for it waits for the device.
+    def _measure(self, accounted: AccountedIteration, mismatches: int) -> StepRecord:
+        """The record of an iteration. Runs in the RunLog's thread, for it waits for the device.
 
         Args:
-            accounted: the step.
+            accounted: the iteration.
             mismatches: of the run until then.
         """
-        step = accounted.step
-        times = span_times(step.spans)
-        if step.schedule.timer_table is not None:
-            step.schedule.timer_table.add_step(waits_and_durations(times))
-        late = self._late_positions(accounted)
+        iteration, schedule = accounted.iteration, accounted.iteration.schedule
+        times = measure_iteration(iteration.spans)
+        if schedule.timer_table is not None:
+            schedule.timer_table.add_iteration(times.waits_ns(), times.durations_ns)
+        changes = change_times(accounted, times)
         record = StepRecord(
             rank=self.rank,
             stage=self.stage,
-            step=step.number,
+            step=iteration.number,
             planned_s=accounted.planned_s,
-            iteration_s=times[-1].end_s,
-            num_requested=accounted.num_requested,
-            num_in_force=accounted.num_in_force,
+            iteration_s=times.end_s(-1),
+            num_requested=schedule.num_clocked,
+            num_in_force=sum(mhz > 0 for mhz in accounted.clocks_mhz),
             max_lag_s=accounted.max_lag_s,
             mismatches=mismatches,
             energy=accounted.energy,
-            operations=times_by_kind(accounted, times, late),
-            changes=change_times(accounted, times),
+            operations=times_by_kind(accounted, times, self._late_positions(changes)),
+            changes=changes,
         )
-        own_time_s = times[self._num_before_reduction - 1].end_s
+        own_time_s = times.end_s(self._num_before_reduction - 1)
         self.last_iteration = IterationTime(accounted.planned_s, own_time_s)
         if self._on_step is not None:
             try:
@@ -598,16 +596,17 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 self._on_step = None
         return record
 
-    def _late_positions(self, accounted: AccountedStep) -> set[int]:
+    def _late_positions(self, changes: Sequence[ChangeTimes]) -> list[int]:
         """The operations whose clock came clearly after their begin, though asked for ahead."""
         switching = self.plan.switching
         if switching is None or switching.ask != "ahead":
-            return set()
-        return {
-            change.position
-            for change in accounted.changes
-            if change.asked_after_s + switching.latency_to(change.frequency_mhz) > _ON_TIME_S
-        }
+            return []
+        late = []
+        for change in changes:
+            asked_after_s = change.asked_s - change.wanted_s
+            if asked_after_s + switching.latency_to(change.frequency_mhz) > _ON_TIME_S:
+                late.append(change.position)
+        return late
 
 
 def _log_beside(plan: FrequencyPlan | str | os.PathLike[str]) -> Path | None:

@@ -31,7 +31,7 @@ from envplan.enforce.freqplan import FrequencyPlan, MegahertzOrNone, RankPlan, S
 from envplan.errors import EnvplanError
 from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.order_reader import OrderFollowed, OrderRefused
-from envplan.runtime.runlog import ClockError, Mismatch, RunRecord, StepRecord
+from envplan.runtime.run_records import ClockError, Mismatch, RunRecord, StepRecord
 
 __all__ = ["LIFETIME_S", "Requests", "RunStatus", "StatusFile", "job_id", "read_statuses"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["DeviceEvent", "Timestamp", "seconds_between"]
+__all__ = ["DeviceEvent", "Timestamp", "ns_between", "seconds_between"]
 
 
 class DeviceEvent(Protocol):
@@ -24,11 +24,16 @@ class DeviceEvent(Protocol):
 Timestamp = int | DeviceEvent
 
 
-def seconds_between(begin: Timestamp, end: Timestamp) -> float:
-    """Time between two timestamps of the same kind, s; waits until the device has passed both."""
+def ns_between(begin: Timestamp, end: Timestamp) -> int:
+    """Time between two timestamps of the same kind, ns; waits until the device has passed both."""
     if isinstance(begin, int):
         assert isinstance(end, int)
-        return (end - begin) / 1e9
+        return end - begin
     assert not isinstance(end, int)
     end.synchronize()
-    return begin.elapsed_time(end) / 1e3
+    return round(1e6 * begin.elapsed_time(end))
+
+
+def seconds_between(begin: Timestamp, end: Timestamp) -> float:
+    """The same in seconds."""
+    return ns_between(begin, end) / 1e9

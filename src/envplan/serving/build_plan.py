@@ -214,13 +214,42 @@ def with_replay(plan: ServingPlan, replay: PlanReplay) -> ServingPlan:
     return plan.model_copy(update={"pools": pools, "predicted": predicted})
 
 
-def one_clock_fleets(plans: Iterable[ServingPlan]) -> list[OneClockFleet]:
-    """The fleets of plans each of which has one clock."""
+def beside_all_clocks(
+    plan: ServingPlan, curves: ServingProfile, power_bound_w: float
+) -> ServingPlan:
+    """A plan that was made from curves at one clock, beside what all clocks allow.
+
+    Args:
+        plan: of one clock.
+        curves: at all clocks.
+        power_bound_w: below which no plan by these lies; replaces the plan's bound, if it has one.
+    """
+    stated = plan.predicted
+    bound_w = None if stated.power_lower_bound_w is None else power_bound_w
+    predicted = _predict(curves, plan.request, plan.pools, bound_w)
+    predicted = predicted.model_copy(update={"attainment_by_class": stated.attainment_by_class})
+    return plan.model_copy(update={"predicted": predicted})
+
+
+def one_clock_fleets(plans: Iterable[ServingPlan], profile: ServingProfile) -> list[OneClockFleet]:
+    """The fleets of plans each of which has one clock.
+
+    Args:
+        plans: the plans.
+        profile: with all clocks.
+    """
+    highest_mhz = max(configuration.frequency_mhz for configuration in profile.performance)
     fleets = []
     for plan in plans:
         clocks_mhz = {group.frequency_mhz for pool in plan.pools for group in pool.groups}
+        (clock_mhz,) = clocks_mhz
         fleets.append(
-            OneClockFleet(frequency_mhz=max(clocks_mhz), gpus=plan.gpus, power_w=plan.power)
+            OneClockFleet(
+                frequency_mhz=clock_mhz,
+                gpus=plan.gpus,
+                power_w=plan.power,
+                is_highest=clock_mhz == highest_mhz,
+            )
         )
     return fleets
 

@@ -11,6 +11,7 @@ A class index is a class's place in that order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Annotated, Final, NamedTuple
@@ -31,7 +32,13 @@ IntArray = npt.NDArray[np.int32]
 ClassIndices = npt.NDArray[np.uint8]
 Positive = Annotated[float, Field(gt=0, strict=True)]
 #: Names stand in options as in --load chat=2000,code=500.
-ClassName = Annotated[str, Field(pattern=r"^[^\s=,+]{1,64}$")]
+_NAME: Final = r"^[^\s=,+]{1,64}$"
+ClassName = Annotated[str, Field(pattern=_NAME)]
+
+
+def is_class_name(text: str) -> bool:
+    """Whether a class may be called so."""
+    return re.fullmatch(_NAME, text) is not None
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid", strict=False, allow_inf_nan=False))

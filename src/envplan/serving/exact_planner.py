@@ -1,52 +1,30 @@
-"""The exact planner: an integer program for the fleet of least power.
+"""The exact planner: the fleet of least power by an integer program (fleet_program.py).
 
 It solves DynamoLLM's problem, min sum_i N_i x Energy_i,f(L_i) subject to GPUs, loads and SLOs, over
 pools of all classes at once, with two liberties that only make it better: instances of a pool may
 carry different loads and, unless `one_frequency`, run at different clocks.
-
-Power is piecewise linear in an instance's load, so the program can be exact. On a straight segment
-of a configuration's curve, the power of several instances depends only on how many they are and on
-what they carry together. So the program has two variables for each segment, a number of instances
-and their load, and alike instances share that load evenly. Segments on which another clock with the
-same TP never draws more are left out. SLOs are kept by cutting curves to the loads that meet them.
-
-A class may go to the pool of a class that is longer in no respect; its requests then count as that
-class's own. A pool promises one SLO to all it serves, so there is a pool for each class and each
-SLO that makes a difference.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from itertools import product
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from envplan.errors import NoAnswerError
-from envplan.serving.build_plan import InstanceGroup, build_plan, build_pool
-from envplan.serving.classes import Slo
+from envplan.serving.build_plan import build_plan
+from envplan.serving.fleet_program import FleetProgram, MilpSolution
 from envplan.serving.hierarchical_planner import hierarchical_pools
 from envplan.serving.plan import Pool, ServingPlan
 from envplan.serving.plan_request import PlanRequest, too_few_gpus
 from envplan.serving.profile import ServingProfile
-from envplan.serving.replayed_curves import Promise
-from envplan.serving.steady_state import LoadCurve, Segment
 
-#: Seconds that the solver has.
+#: Seconds that the solver has on a usual core.
 TIME_LIMIT_S: Final = 6.0
 
-_RELATIVE_GAP: Final = 1e-6
-_MIN_COUNTING_SHARE: Final = 0.2  # of the time limit is left to count GPUs in, without a plan
 _GPU_ROUNDING: Final = 1e-6  # a bound on GPUs may lie so much above a whole number
-_KILO: Final = 1e3  # the program counts kW and thousands of tokens/s, or less for small loads
-_MAX_UNIT_IN_LOADS: Final = 100.0  # the program's unit of load, in units of the least load
-_NEGLIGIBLE_SHARE: Final = 1e-7  # of a load: what the solver's tolerance makes out of zero
-_SEED: Final = 1
 
 
 def exact_plan(
@@ -66,26 +44,35 @@ def exact_plan(
         gpus: at most.
         merge: whether classes may be served by higher ones' pools.
         one_frequency: all instances of a pool with the same TP run at one clock.
-        time_limit: s, for the solver.
+        time_limit: s, for the solver, on a usual core; see fleet_program.py.
 
     Raises:
         InputError: no load, no GPU, or an unknown class.
         NoAnswerError: the loads cannot be served; says which class and by how much.
     """
     request = PlanRequest.create(profile, loads, gpus, merge=merge, one_frequency=one_frequency)
-    program = _FleetProgram(profile, request)
-    begin_s = time.monotonic()
+    program = FleetProgram(profile, request)
     solution = program.minimize_power(gpus, time_limit)
     fleets = [solution.pools] if solution.pools else []
     with suppress(NoAnswerError):  # what the solver finds in time may be worse than the managers'
         fleets.append(hierarchical_pools(profile, request))
     if not fleets:
-        remaining_s = time_limit - (time.monotonic() - begin_s)
-        counting_s = max(_MIN_COUNTING_SHARE * time_limit, remaining_s)
-        fleets.append(_smallest_fleet(program, gpus, counting_s, time_limit))
+        fleets.append(_smallest_fleet(program, gpus, time_limit))
     pools = min(fleets, key=_power_w)
     bound_w = _proved_bound_w(solution, _power_w(pools))
     return build_plan("exact", profile, request, pools, bound_w)
+
+
+def power_bound_w(profile: ServingProfile, request: PlanRequest) -> float:
+    """Power below which no plan lies, W; infinite if there is none within the GPUs.
+
+    It is that of fractions of instances, and much quicker to find than a plan.
+    """
+    try:
+        program = FleetProgram(profile, request)
+    except NoAnswerError:
+        return math.inf
+    return program.relaxed_power_w(request.gpus)
 
 
 def _power_w(pools: Iterable[Pool]) -> float:
@@ -104,15 +91,13 @@ def _proved_bound_w(solution: MilpSolution, power_w: float) -> float | None:
     return 0.0 if power_w == 0 else None
 
 
-def _smallest_fleet(
-    program: _FleetProgram, gpus: int, counting_s: float, time_limit: float
-) -> list[Pool]:
+def _smallest_fleet(program: FleetProgram, gpus: int, time_limit: float) -> list[Pool]:
     """A fleet of the fewest GPUs, once no fleet within the GPUs was found.
 
     Raises:
         NoAnswerError: the loads need more GPUs, or no plan was found in time.
     """
-    solution = program.minimize_gpus(counting_s)
+    solution = program.minimize_gpus(time_limit)
     fewest_gpus = math.ceil((solution.lower_bound or 0.0) - _GPU_ROUNDING)
     if fewest_gpus > gpus:
         gpus_by_class = Counter[str]()
@@ -124,380 +109,3 @@ def _smallest_fleet(
             f"no plan was found within {time_limit:g} s; give it more with --time-limit"
         )
     return solution.pools
-
-
-class CurveSegment(NamedTuple):
-    """A configuration on a segment of its load curve."""
-
-    curve: LoadCurve
-    segment: Segment
-
-
-class PoolSite(NamedTuple):
-    """A pool that a fleet might have: a class's configurations, cut to an SLO.
-
-    Attributes:
-        request_class: the class whose configurations it runs.
-        served_classes: the classes that may be sent there.
-        segments: of its configurations, where they meet the SLO.
-    """
-
-    request_class: str
-    served_classes: list[str]
-    segments: list[CurveSegment]
-
-
-def pool_sites(profile: ServingProfile, request: PlanRequest) -> Iterator[PoolSite]:
-    """The pools that a fleet might have: for each class and each SLO that makes a difference."""
-    segments_of_class: dict[str, list[list[CurveSegment]]] = {}
-    for promise in possible_promises(profile, request):
-        earlier_segments = segments_of_class.setdefault(promise.request_class, [])
-        segments = _segments_within(profile, promise.request_class, promise.slo)
-        # A looser SLO that leaves no more loads adds nothing.
-        if segments and segments not in earlier_segments:
-            earlier_segments.append(segments)
-            yield PoolSite(promise.request_class, _guests(promise, request), segments)
-
-
-def possible_promises(profile: ServingProfile, request: PlanRequest) -> Iterator[Promise]:
-    """The SLOs that pools of a fleet might promise, by class, the strictest first."""
-    pool_classes = _useful_pool_classes(profile, request) if request.merge else list(request.slos)
-    for pool_class in pool_classes:
-        slos = _slos_of_guests(pool_class, request)
-        for slo in _strictest_of_some(slos.values()):
-            promise = Promise(pool_class, slo)
-            if _guests(promise, request):
-                yield promise
-
-
-def _useful_pool_classes(profile: ServingProfile, request: PlanRequest) -> list[str]:
-    """The classes whose pools a fleet may need.
-
-    A pool counts its guests as requests of its own class. So where the pool of a shorter class
-    takes the same guests, that of a longer one would only draw more.
-    """
-    guests = {name: _slos_of_guests(name, request) for name in request.all_classes}
-    useful = []
-    for name, slos in guests.items():
-        shorter = (
-            other
-            for other, other_slos in guests.items()
-            if other != name and other_slos == slos and _is_shorter(profile, other, name)
-        )
-        if slos and next(shorter, None) is None:
-            useful.append(name)
-    return useful
-
-
-def _is_shorter(profile: ServingProfile, name: str, other: str) -> bool:
-    """Whether a class is longer in no respect than another, and runs wherever that does."""
-    shorter, longer = profile.classes[name], profile.classes[other]
-    configurations = {(curve.tp, curve.frequency_mhz) for curve in profile.curves_of(name)}
-    return (
-        profile.classes.serves(other, name)
-        and shorter.input_tokens <= longer.input_tokens
-        and shorter.output_tokens <= longer.output_tokens
-        and configurations.issuperset(
-            (curve.tp, curve.frequency_mhz) for curve in profile.curves_of(other)
-        )
-    )
-
-
-def _guests(promise: Promise, request: PlanRequest) -> list[str]:
-    """The requested classes that may be sent to a class's pool that promises an SLO."""
-    slos = _slos_of_guests(promise.request_class, request)
-    return [name for name, slo in slos.items() if promise.slo.covers(slo)]
-
-
-def _slos_of_guests(pool_class: str, request: PlanRequest) -> dict[str, Slo]:
-    """The SLOs of the requested classes that may be sent to a class's pool, by class."""
-    return {
-        name: slo
-        for name, slo in request.slos.items()
-        if pool_class in request.all_classes.hosts(name, merge=request.merge)
-    }
-
-
-def _strictest_of_some(slos: Iterable[Slo]) -> list[Slo]:
-    """Every SLO that is the strictest of some of these, the strictest of all first."""
-    objectives = list(slos)
-    ttfts_s = {slo.ttft_s for slo in objectives}
-    tbts_s = {slo.tbt_s for slo in objectives}
-    return [Slo(ttft_s, tbt_s) for ttft_s, tbt_s in product(sorted(ttfts_s), sorted(tbts_s))]
-
-
-def _segments_within(profile: ServingProfile, pool_class: str, slo: Slo) -> list[CurveSegment]:
-    return [
-        CurveSegment(curve, segment)
-        for curve in profile.curves_of(pool_class)
-        for segment in curve.segments(slo)
-    ]
-
-
-def _is_dominated(candidate: CurveSegment, segments: Iterable[CurveSegment]) -> bool:
-    """Whether one segment of another clock, same TP, covers this one and never draws more."""
-    return any(_dominates(rival, candidate) for rival in segments)
-
-
-def _dominates(rival: CurveSegment, candidate: CurveSegment) -> bool:
-    """Whether a segment makes another one needless; of two that draw the same, the slower does."""
-    curve, segment = candidate
-    covers = (
-        rival.curve.tp == curve.tp
-        and rival.segment.low_tokens_s <= segment.low_tokens_s
-        and segment.high_tokens_s <= rival.segment.high_tokens_s
-    )
-    if not covers:
-        return False
-    # Both powers are straight lines over the candidate's loads, so their ends decide.
-    rival_low_w = rival.curve.power_at(segment.low_tokens_s)
-    rival_high_w = rival.curve.power_at(segment.high_tokens_s)
-    if rival_low_w > segment.power_low_w or rival_high_w > segment.power_high_w:
-        return False
-    draws_the_same = rival_low_w == segment.power_low_w and rival_high_w == segment.power_high_w
-    return not draws_the_same or rival.curve.frequency_mhz < curve.frequency_mhz
-
-
-@dataclass(frozen=True, eq=False)
-class _SegmentVariables:
-    """Variables of a segment.
-
-    Attributes:
-        curve: its configuration.
-        segment: its loads and powers.
-        count: variable, a number of instances.
-        load: variable, what they carry together, in the program's unit.
-    """
-
-    curve: LoadCurve
-    segment: Segment
-    count: Any  # untyped, like all of the solver
-    load: Any
-
-
-class _SolvedSegment(NamedTuple):
-    """Instances on a segment as the solver has them, within its tolerance.
-
-    Attributes:
-        curve: their configuration.
-        segment: its loads.
-        num_instances: at least one.
-        load_tokens_s: of each.
-    """
-
-    curve: LoadCurve
-    segment: Segment
-    num_instances: int
-    load_tokens_s: float
-
-
-@dataclass(frozen=True, eq=False)
-class _PoolVariables:
-    """Variables of a pool that might be.
-
-    Attributes:
-        request_class: the class whose configurations it runs.
-        segments: its instances.
-        routed: variables, the load of each class that is sent there, in the program's unit.
-    """
-
-    request_class: str
-    segments: list[_SegmentVariables] = field(default_factory=list)
-    routed: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class MilpSolution:
-    """The solver's answer.
-
-    Attributes:
-        pools: the best fleet; empty if none was found.
-        lower_bound: no fleet has less power, W, or fewer GPUs, whichever was minimized; None if
-            nothing was proved.
-    """
-
-    pools: list[Pool]
-    lower_bound: float | None
-
-
-class _FleetProgram:
-    """The integer program: instance counts and loads per linear segment; built once."""
-
-    def __init__(self, profile: ServingProfile, request: PlanRequest) -> None:
-        from ortools.math_opt.python import mathopt
-
-        self._mathopt = mathopt
-        self._profile, self._request = profile, request
-        least_load = min(request.loads_tokens_s.values())
-        self._unit_tokens_s = min(_KILO, _MAX_UNIT_IN_LOADS * least_load)
-        self._model = mathopt.Model(name="fleet")
-        self._power_kw: Any = 0.0
-        self._gpus: Any = 0
-        self._pools = [self._add_pool(site) for site in pool_sites(profile, request)]
-        if request.one_frequency:
-            self._require_one_clock_per_tp()
-        self._require_loads_served()
-
-    def _add_pool(self, site: PoolSite) -> _PoolVariables:
-        pool = _PoolVariables(site.request_class)
-        for candidate in site.segments:
-            if self._request.one_frequency or not _is_dominated(candidate, site.segments):
-                pool.segments.append(self._add_segment(candidate))
-        for name in site.served_classes:
-            pool.routed[name] = self._model.add_variable(lb=0)
-        carried = sum(variables.load for variables in pool.segments)
-        self._model.add_linear_constraint(
-            carried == self._in_pool_tokens(site.request_class, pool.routed)
-        )
-        return pool
-
-    def _add_segment(self, candidate: CurveSegment) -> _SegmentVariables:
-        """Variables of a segment; its power and GPUs join those of the fleet."""
-        model, unit = self._model, self._unit_tokens_s
-        curve, segment = candidate
-        count = model.add_integer_variable(lb=0)
-        load = model.add_variable(lb=0)
-        low, high = segment.low_tokens_s, segment.high_tokens_s
-        if low > 0:
-            model.add_linear_constraint(load >= low / unit * count)
-        model.add_linear_constraint(load <= high / unit * count)
-        slope = (segment.power_high_w - segment.power_low_w) / (high - low)
-        self._power_kw += (segment.power_low_w - slope * low) / _KILO * count
-        self._power_kw += slope * unit / _KILO * load
-        self._gpus += curve.tp * count
-        return _SegmentVariables(curve, segment, count, load)
-
-    def _in_pool_tokens(self, pool_class: str, loads: Mapping[str, Any]) -> Any:
-        """Loads of classes as tokens of a pool; numbers or variables."""
-        return sum(
-            self._profile.load_conversion_factor(name, pool_class) * load
-            for name, load in loads.items()
-        )
-
-    def _require_loads_served(self) -> None:
-        for name, load_tokens_s in self._request.loads_tokens_s.items():
-            shares = [pool.routed[name] for pool in self._pools if name in pool.routed]
-            self._model.add_linear_constraint(sum(shares) == load_tokens_s / self._unit_tokens_s)
-
-    def _require_one_clock_per_tp(self) -> None:
-        """One clock for all instances of a class's pools with the same TP."""
-        is_used: dict[tuple[str, int], dict[int, Any]] = {}
-        for pool in self._pools:
-            # However much is routed here, no more instances of a segment are needed than this.
-            all_loads = {name: self._request.loads_tokens_s[name] for name in pool.routed}
-            max_load = self._in_pool_tokens(pool.request_class, all_loads)
-            for variables in pool.segments:
-                curve, segment = variables.curve, variables.segment
-                clocks = is_used.setdefault((curve.request_class, curve.tp), {})
-                if curve.frequency_mhz not in clocks:
-                    clocks[curve.frequency_mhz] = self._model.add_binary_variable()
-                max_count = math.ceil(max_load / (segment.low_tokens_s or segment.high_tokens_s))
-                self._model.add_linear_constraint(
-                    variables.count <= max_count * clocks[curve.frequency_mhz]
-                )
-        for clocks in is_used.values():
-            self._model.add_linear_constraint(sum(clocks.values()) <= 1)
-
-    def minimize_power(self, max_gpus: int, time_limit_s: float) -> MilpSolution:
-        """The fleet of least power within so many GPUs."""
-        solution = self._solve(self._power_kw, max_gpus, time_limit_s)
-        if solution.lower_bound is None:
-            return solution
-        return replace(solution, lower_bound=solution.lower_bound * _KILO)
-
-    def minimize_gpus(self, time_limit_s: float) -> MilpSolution:
-        """The fleet of the fewest GPUs."""
-        return self._solve(self._gpus, math.inf, time_limit_s)
-
-    def _solve(self, objective: Any, max_gpus: float, time_limit_s: float) -> MilpSolution:
-        """The fleet that minimizes an objective; the bound is in the objective's unit."""
-        mathopt = self._mathopt
-        parameters = mathopt.SolveParameters(
-            time_limit=timedelta(seconds=time_limit_s),
-            relative_gap_tolerance=_RELATIVE_GAP,
-            random_seed=_SEED,
-        )
-        self._model.minimize(objective)
-        limit = self._model.add_linear_constraint(self._gpus <= max_gpus)
-        result = mathopt.solve(self._model, mathopt.SolverType.GSCIP, params=parameters)
-        self._model.delete_linear_constraint(limit)
-        pools: list[Pool] = []
-        if result.has_primal_feasible_solution():
-            pools = self._extract_pools(result.variable_values())
-        dual_bound = result.termination.objective_bounds.dual_bound
-        is_proved = 0 < dual_bound < math.inf
-        return MilpSolution(pools, dual_bound if is_proved else None)
-
-    def _extract_pools(self, values: Mapping[Any, float]) -> list[Pool]:
-        """The fleet of a solution; pools with the same class and SLO are one."""
-        served_by_pool: dict[tuple[str, Slo], dict[str, float]] = {}
-        groups_by_pool: dict[tuple[str, Slo], list[InstanceGroup]] = {}
-        for pool, routed in zip(self._pools, self._routed_loads(values), strict=True):
-            if not routed:
-                continue
-            # A pool promises what it does serve, which may be less than what it might serve. So two
-            # pools of the program can come to the same promise.
-            slo = Slo.strictest(self._request.slos[name] for name in routed)
-            key = (pool.request_class, slo)
-            served = served_by_pool.setdefault(key, {})
-            for name, load_tokens_s in routed.items():
-                served[name] = served.get(name, 0) + load_tokens_s
-            load_tokens_s = self._in_pool_tokens(pool.request_class, routed)
-            groups = groups_by_pool.setdefault(key, [])
-            groups += self._extract_groups(pool, values, load_tokens_s)
-        classes = self._profile.classes
-        return [
-            build_pool(request_class, slo, served, groups_by_pool[request_class, slo], classes)
-            for (request_class, slo), served in served_by_pool.items()
-        ]
-
-    def _routed_loads(self, values: Mapping[Any, float]) -> list[dict[str, float]]:
-        """Load of each class that is sent to each pool, tokens/s.
-
-        The loads of a class add up to its requested load.
-        """
-        routed: list[dict[str, float]] = [{} for _ in self._pools]
-        for name, load_tokens_s in self._request.loads_tokens_s.items():
-            negligible = _NEGLIGIBLE_SHARE * load_tokens_s / self._unit_tokens_s
-            shares: dict[int, float] = {}  # by the pool's number
-            for number, pool in enumerate(self._pools):
-                if name not in pool.routed:
-                    continue
-                share = values[pool.routed[name]]
-                if share > negligible:
-                    shares[number] = share
-            total_share = sum(shares.values())
-            for number, share in shares.items():
-                routed[number][name] = share * (load_tokens_s / total_share)
-        return routed
-
-    def _extract_groups(
-        self, pool: _PoolVariables, values: Mapping[Any, float], load_tokens_s: float
-    ) -> list[InstanceGroup]:
-        """A pool's instances, the largest first.
-
-        The solver keeps segments and sums to within a tolerance. So groups in turn take over as
-        much as their segments allow of the load that is not carried yet. After that loads lie
-        within their segments, and add up to the pool's load but for rounding.
-        """
-        solved: list[_SolvedSegment] = []
-        for variables in pool.segments:
-            count = round(values[variables.count])
-            if count:
-                instance_load = values[variables.load] * self._unit_tokens_s / count
-                solved.append(
-                    _SolvedSegment(variables.curve, variables.segment, count, instance_load)
-                )
-        carried_tokens_s = sum(group.num_instances * group.load_tokens_s for group in solved)
-        missing_tokens_s = load_tokens_s - carried_tokens_s
-        groups = []
-        for curve, segment, count, load in solved:
-            wanted = load + missing_tokens_s / count
-            adjusted = min(max(wanted, segment.low_tokens_s), segment.high_tokens_s)
-            missing_tokens_s -= count * (adjusted - load)
-            groups.append(InstanceGroup(curve, count, adjusted))
-        return sorted(groups, key=_largest_first)
-
-
-def _largest_first(group: InstanceGroup) -> tuple[int, int, float]:
-    return (-group.curve.tp, -group.curve.frequency_mhz, -group.load_tokens_s)

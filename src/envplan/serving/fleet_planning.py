@@ -7,24 +7,28 @@ instances are given less load, and the fleet is planned again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Final
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.build_plan import (
+    beside_all_clocks,
     build_replayed_plan,
     one_clock_fleets,
     with_both,
     with_one_clock,
     with_replay,
 )
-from envplan.serving.exact_planner import TIME_LIMIT_S, exact_plan, possible_promises
+from envplan.serving.exact_planner import TIME_LIMIT_S, exact_plan, power_bound_w
 from envplan.serving.hierarchical_planner import hierarchical_plan
 from envplan.serving.plan import Group, Pool, ServingPlan
-from envplan.serving.plan_replay import FEW_DRAWS, PlanReplay, replay_plan
+from envplan.serving.plan_replay import PlanDraws, PlanReplay
 from envplan.serving.plan_request import SLO_QUANTILE_PERCENT, PlanRequest
+from envplan.serving.pool_sites import possible_promises
 from envplan.serving.profile import ServingProfile
 from envplan.serving.replayed_curves import replay_curves
 from envplan.serving.settings import DISAGGREGATED, TOGETHER, Settings
@@ -36,6 +40,9 @@ PLANNERS: Final = ("exact", "hierarchical")
 _MAX_ROUNDS: Final = 12
 #: Share of its load that an instance keeps, once its group met its SLOs too seldom.
 _KEPT_LOAD: Final = 0.97
+#: A plan that draws so many times more than another fleet by its load curves does so when it is
+#: replayed, too: replays differ from load curves by 1 or 2%.
+_CURVE_MARGIN: Final = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +54,7 @@ class Planning:
         merge: whether classes may be served by higher ones' pools.
         one_frequency: all instances of a pool with the same TP run at one clock; only the exact
             planner knows this.
-        time_limit: s, for the solver of the exact planner.
+        time_limit: s, for the solver of the exact planner, on a usual core.
         slo_quantile: percent of requests that must meet their SLOs.
         disaggregated: whether instances may run one phase only: the better of the best fleet with
             such instances and the best without is taken.
@@ -130,14 +137,16 @@ def _plan_together(
     search = _FleetSearch(profile, request, planning)
     rivals = list(search.plans_at_one_clock(replayed))
     # Load curves are of single instances: what was planned to draw least may not draw least.
-    plans = list(rivals)
+    least_w = min((plan.power for plan in rivals), default=math.inf)
     try:
-        plans.append(search.plan_that_holds(replayed))
+        by_class = search.plan_that_holds(replayed, to_beat_w=least_w)
     except NoAnswerError:
         if not rivals:
             raise
+        by_class = None
+    plans = rivals if by_class is None else [by_class, *rivals]
     best = _asked_for(min(plans, key=lambda plan: plan.power), planning)
-    return with_one_clock(best, one_clock_fleets(rivals))
+    return with_one_clock(best, one_clock_fleets(rivals, profile))
 
 
 def _plan_apart(profile: ServingProfile, request: PlanRequest, planning: Planning) -> ServingPlan:
@@ -184,20 +193,31 @@ class _FleetSearch:
     request: PlanRequest
     planning: Planning
 
-    def plan_that_holds(self, curves: ServingProfile) -> ServingPlan:
+    def plan_that_holds(
+        self, curves: ServingProfile, *, to_beat_w: float = math.inf
+    ) -> ServingPlan | None:
         """The plan by some curves, relieved until enough requests meet their SLOs in its replay.
+
+        Args:
+            curves: that it is made by.
+            to_beat_w: power of another fleet.
+
+        Returns:
+            None: it would draw more than the other fleet.
 
         Raises:
             NoAnswerError: there is no plan, or none that holds.
         """
         target = self.planning.slo_quantile / 100
+        limit_w = _CURVE_MARGIN * to_beat_w
+        if self._bound_w(curves) > limit_w:
+            return None
         for _ in range(_MAX_ROUNDS):
             plan = self._plan(curves)
-            group_loads = plan.group_loads(self.profile)
-            # What few draws refuse, more draws would, too.
-            replay = replay_plan(self.profile, group_loads, num_draws=FEW_DRAWS)
-            if replay.attainment >= target:
-                replay = replay_plan(self.profile, group_loads)
+            if plan.power > limit_w:
+                return None
+            draws = PlanDraws(self.profile, plan.group_loads(self.profile))
+            replay = draws.replay_unless_below(target)
             if replay.attainment >= target:
                 return with_replay(plan, replay)
             curves = _relieved(curves, plan, replay, target)
@@ -208,29 +228,44 @@ class _FleetSearch:
 
     def plans_at_one_clock(self, curves: ServingProfile) -> Iterator[ServingPlan]:
         """The best plan at one lower clock and that at the highest, where these hold."""
-        clocks_mhz = sorted({key.frequency_mhz for key in curves.curves})
+        clocks_mhz = sorted({key.frequency_mhz for key in curves.performance})
         for candidates_mhz in (clocks_mhz[:-1], clocks_mhz[-1:]):
-            plans = [
-                self._by_class_at_one_of(curves, candidates_mhz),
-                self._shared_at_one_of(curves, candidates_mhz),
-            ]
-            found = [plan for plan in plans if plan is not None]
+            shared = self._shared_at_one_of(curves, candidates_mhz)
+            to_beat_w = math.inf if shared is None else shared.power
+            by_class = self._by_class_at_one_of(curves, candidates_mhz, to_beat_w)
+            found = [plan for plan in (by_class, shared) if plan is not None]
             if found:
                 yield min(found, key=lambda plan: plan.power)
 
     def _by_class_at_one_of(
-        self, curves: ServingProfile, clocks_mhz: Sequence[int]
+        self, curves: ServingProfile, clocks_mhz: Sequence[int], to_beat_w: float
     ) -> ServingPlan | None:
-        """The plan of least power, by its curves, at one of these clocks; None if none holds."""
-        power_w: dict[int, float] = {}
-        for clock_mhz in clocks_mhz:
+        """The plan of least power, by its curves, at one of these clocks.
+
+        Args:
+            curves: that it is made by.
+            clocks_mhz: the clocks.
+            to_beat_w: power of another fleet.
+
+        Returns:
+            None: none holds, or it would draw more than the other fleet.
+        """
+        best: ServingProfile | None = None
+        least_w = _CURVE_MARGIN * to_beat_w
+        at_one_clock = [curves.at_clocks([clock_mhz]) for clock_mhz in clocks_mhz]
+        for candidate in sorted(at_one_clock, key=self._bound_w):
+            if self._bound_w(candidate) > least_w:
+                break
             with suppress(NoAnswerError):
-                power_w[clock_mhz] = self._plan(curves.at_clocks([clock_mhz])).power
-        if not power_w:
+                power_w = self._plan(candidate).power
+                if power_w < least_w:
+                    best, least_w = candidate, power_w
+        if best is None:
             return None
-        best_mhz = min(power_w, key=power_w.__getitem__)
         with suppress(NoAnswerError):
-            return self.plan_that_holds(curves.at_clocks([best_mhz]))
+            plan = self.plan_that_holds(best, to_beat_w=to_beat_w)
+            if plan is not None:
+                return beside_all_clocks(plan, curves, self._bound_w(curves))
         return None
 
     def _shared_at_one_of(
@@ -260,9 +295,18 @@ class _FleetSearch:
             return build_replayed_plan(TOGETHER, self.profile, self.request, [held], curves=curves)
         return None
 
-    def _plan(self, curves: ServingProfile) -> ServingPlan:
+    @cached_property
+    def _bound_w(self) -> Callable[[ServingProfile], float]:
+        """The power below which no plan by some curves lies, W."""
+        return cache(lambda curves: power_bound_w(curves, self.request))
+
+    @cached_property
+    def _plan(self) -> Callable[[ServingProfile], ServingPlan]:
         """The plan that some curves allow; raises as the planners do."""
-        return self.planning.plan(curves, self.request.loads_tokens_s, self.request.gpus)
+        request = self.request
+        return cache(
+            lambda curves: self.planning.plan(curves, request.loads_tokens_s, request.gpus)
+        )
 
 
 def _relieved(

@@ -1,12 +1,12 @@
-"""A serving plan for those who start instances: NVIDIA Dynamo, and vLLM's production stack.
+"""A serving plan for those who start instances: NVIDIA Dynamo, Kubernetes, vLLM's production stack.
 
 Each group of alike instances of a plan is a deployment with so many replicas. Pods carry their
 clock and power limit as annotations. Files are JSON, which kubectl and Helm take as they take YAML.
 
 Dynamo: a DynamoGraphDeployment (nvidia.com/v1beta1) with a component for each group. Its power
 agent sets the limit that the annotation says, which Dynamo's planner writes, too. vLLM's production
-stack: values of its Helm chart, and a ScaledObject of KEDA (keda.sh/v1alpha1) for each of its
-deployments.
+stack: values of its Helm chart, and for each of its deployments a ScaledObject of KEDA
+(keda.sh/v1alpha1) or a HorizontalPodAutoscaler of Kubernetes itself (autoscaling/v2).
 
 A new format is a function from a FleetOrder to a document, and a row of ORCHESTRATORS.
 """
@@ -39,6 +39,10 @@ CLOCK: Final = "envplan/gpu-clock-mhz"
 POWER_LIMIT: Final = "envplan/gpu-power-limit-w"
 CLASSES: Final = "envplan/classes"
 PLAN: Final = "envplan/plan-sha256"
+
+#: Requests that run or wait in a pod, as an adapter gives them to Kubernetes' own autoscaler:
+#: docs/serving.md has the rule for Prometheus' adapter.
+REQUESTS_METRIC: Final = "vllm_requests_inside"
 
 _MAX_NAME: Final = 40  # of a deployment; 63 with what orchestrators put before and behind it
 _GPU: Final = "nvidia.com/gpu"
@@ -181,16 +185,23 @@ def _highest_w(profile: ServingProfile, group: Group) -> int:
 
 
 def _requests_inside(profile: ServingProfile, pool: Pool, group: Group) -> float:
-    """Requests in an instance at its planned load: their rate times how long each is there."""
-    request_class = profile.classes[pool.request_class]
+    """Requests in an instance at its planned load: their rate times how long each is there.
+
+    Each class that is served has outputs as long as its own, and the latencies of the pool's class.
+    """
     curve = profile.curves[CurveKey(pool.request_class, group.tp, group.frequency_mhz)]
     latencies = curve.latencies_at(group.load_tokens_s)
-    stays_s = 0.0
-    if group.role != DECODE:
-        stays_s += latencies.ttft_s
-    if group.role != PREFILL:
-        stays_s += (request_class.output_tokens - 1) * latencies.tbt_s
-    return max(1.0, group.load_tokens_s / request_class.tokens * stays_s)
+    share = group.load_tokens_s / pool.carried_tokens_s
+    inside = 0.0
+    for served in pool.serves:
+        request_class = profile.classes[served.request_class]
+        stays_s = 0.0
+        if group.role != DECODE:
+            stays_s += latencies.ttft_s
+        if group.role != PREFILL:
+            stays_s += (request_class.output_tokens - 1) * latencies.tbt_s
+        inside += share * served.load_tokens_s / request_class.tokens * stays_s
+    return max(1.0, inside)
 
 
 def _dynamo_graph(order: FleetOrder) -> Document:
@@ -263,7 +274,7 @@ def _scaled_objects(order: FleetOrder) -> Document:
     _refuse_roles(order)
     scaled: list[JsonValue] = []
     for deployment in order.deployments:
-        target = f"{order.name}-{deployment.name}-deployment-vllm"
+        target = _stack_deployment(order, deployment)
         trigger: Document = {
             "type": "prometheus",
             "metricType": "AverageValue",
@@ -273,21 +284,13 @@ def _scaled_objects(order: FleetOrder) -> Document:
                 "threshold": f"{deployment.requests_inside:.4g}",
             },
         }
-        annotations: Document = {**deployment.annotations, PLAN: order.plan_sha256}
         scaled.append(
             {
                 "apiVersion": "keda.sh/v1alpha1",
                 "kind": "ScaledObject",
-                "metadata": {
-                    "name": f"{order.name}-{deployment.name}",
-                    "annotations": annotations,
-                },
+                "metadata": _scaler_metadata(order, deployment),
                 "spec": {
-                    "scaleTargetRef": {
-                        "apiVersion": "apps/v1",
-                        "kind": "Deployment",
-                        "name": target,
-                    },
+                    "scaleTargetRef": _scale_target(target),
                     "minReplicaCount": deployment.replicas,
                     "maxReplicaCount": deployment.most_replicas,
                     "triggers": [trigger],
@@ -295,6 +298,55 @@ def _scaled_objects(order: FleetOrder) -> Document:
             }
         )
     return {"apiVersion": "v1", "kind": "List", "items": scaled}
+
+
+def _pod_autoscalers(order: FleetOrder) -> Document:
+    """A HorizontalPodAutoscaler for each deployment of vLLM's production stack.
+
+    It wants as many replicas as KEDA's objects do, by a metric of its pods.
+    """
+    _refuse_roles(order)
+    autoscalers: list[JsonValue] = []
+    for deployment in order.deployments:
+        metric: Document = {
+            "type": "Pods",
+            "pods": {
+                "metric": {"name": REQUESTS_METRIC},
+                "target": {
+                    "type": "AverageValue",
+                    # Kubernetes counts in thousandths.
+                    "averageValue": f"{round(1000 * deployment.requests_inside)}m",
+                },
+            },
+        }
+        autoscalers.append(
+            {
+                "apiVersion": "autoscaling/v2",
+                "kind": "HorizontalPodAutoscaler",
+                "metadata": _scaler_metadata(order, deployment),
+                "spec": {
+                    "scaleTargetRef": _scale_target(_stack_deployment(order, deployment)),
+                    "minReplicas": deployment.replicas,
+                    "maxReplicas": deployment.most_replicas,
+                    "metrics": [metric],
+                },
+            }
+        )
+    return {"apiVersion": "v1", "kind": "List", "items": autoscalers}
+
+
+def _stack_deployment(order: FleetOrder, deployment: Deployment) -> str:
+    """What the chart of vLLM's production stack calls a deployment."""
+    return f"{order.name}-{deployment.name}-deployment-vllm"
+
+
+def _scale_target(deployment_name: str) -> Document:
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment_name}
+
+
+def _scaler_metadata(order: FleetOrder, deployment: Deployment) -> Document:
+    annotations: Document = {**deployment.annotations, PLAN: order.plan_sha256}
+    return {"name": f"{order.name}-{deployment.name}", "annotations": annotations}
 
 
 def _refuse_roles(order: FleetOrder) -> None:
@@ -326,6 +378,11 @@ ORCHESTRATORS: Final[Mapping[str, Orchestrator]] = {
     "keda": Orchestrator(
         default_output=Path("serving.keda.json"),
         document=_scaled_objects,
+        command=lambda order: ["kubectl", "apply", "-f"],
+    ),
+    "hpa": Orchestrator(
+        default_output=Path("serving.hpa.json"),
+        document=_pod_autoscalers,
         command=lambda order: ["kubectl", "apply", "-f"],
     ),
 }

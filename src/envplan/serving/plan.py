@@ -207,11 +207,14 @@ class OneClockFleet(Model):
         frequency_mhz: the clock.
         gpus: in use.
         power_w: of all instances, when it is replayed.
+        is_highest: whether the profile has no higher clock; None where the plan does not say, as in
+            plans of envplan 0.1.
     """
 
     frequency_mhz: Count
     gpus: Count
     power_w: Amount
+    is_highest: bool | None = None
 
 
 class FleetFigures(Model):

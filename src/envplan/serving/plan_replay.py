@@ -3,14 +3,14 @@
 A group is replayed alone, with its part of the load of each class that its pool serves, in several
 draws of Poisson arrivals. Instances for prompts and those that decode for them are replayed
 together. What is stated is what other draws keep, too: the mean of the draws less
-eight of their standard deviations, or three times as far below the mean as the worst draw. Near the
+nine of their standard deviations, or 3.5 times as far below the mean as the worst draw. Near the
 highest load one draw in many has a jam that the others have not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,7 +23,7 @@ from envplan.serving.steady_replay import SteadyLoad, SteadyReplay, replay_stead
 #: Draws that a plan is replayed with.
 NUM_DRAWS: Final = 16
 #: Draws that a plan is tried with before it is replayed with all.
-FEW_DRAWS: Final = 3
+_FEW_DRAWS: Final = 3
 #: A draw is an hour, but has at least and at most so many requests.
 _DRAW_S: Final = 3600.0
 _FEWEST_REQUESTS: Final = 4000
@@ -76,55 +76,96 @@ class PlanReplay:
         return min([*groups, *self.mean_by_class.values()])
 
 
-def replay_plan(
-    profile: ServingProfile, pools: Iterable[Sequence[SteadyLoad]], num_draws: int = NUM_DRAWS
-) -> PlanReplay:
-    """Replay all groups of instances of a plan.
+class PlanDraws:
+    """The groups of instances of a plan, replayed with as many draws of arrivals as are asked for.
+
+    Draws are made once.
 
     Args:
         profile: with the performance of the instances, and the SLOs.
         pools: the groups of each pool, with what comes to them; see ServingPlan.group_loads.
-        num_draws: of arrivals.
     """
-    groups: list[list[GroupReplay]] = []
-    counts_by_class: dict[str, list[list[RequestCounts]]] = {}
-    for loads in pools:
-        groups.append([])
-        for load in loads:
-            replays = list(_replay_draws(profile, load, num_draws))
-            groups[-1].append(_summary(replays))
-            if load.decode is not None:
-                groups[-1].append(_decode_summary(replays))
-            for name in load.requests_s:
-                of_class = [replay.counts.get(name, RequestCounts.sum([])) for replay in replays]
-                counts_by_class.setdefault(name, []).append(of_class)
-    attainment_by_class: dict[str, float] = {}
-    mean_by_class: dict[str, float] = {}
-    for name in profile.classes:
-        if name in counts_by_class:
-            groups_by_draw = zip(*counts_by_class[name], strict=True)
-            draws = [RequestCounts.sum(of_draw) for of_draw in groups_by_draw]
-            attainment_by_class[name] = _kept_share(draws)
-            mean_by_class[name] = RequestCounts.sum(draws).attainment
-    return PlanReplay(groups, attainment_by_class, mean_by_class)
+
+    def __init__(self, profile: ServingProfile, pools: Iterable[Sequence[SteadyLoad]]) -> None:
+        self._classes = profile.classes.names
+        self._pools = [[_GroupDraws(profile, load) for load in loads] for loads in pools]
+
+    def replay_unless_below(self, share: float) -> PlanReplay:
+        """The replay with all draws, or with few, if it attains less than a share of SLOs in these.
+
+        What few draws refuse, more draws would, too.
+        """
+        replay = self.replay(_FEW_DRAWS)
+        return replay if replay.attainment < share else self.replay(NUM_DRAWS)
+
+    def replay(self, num_draws: int) -> PlanReplay:
+        """What so many draws show together."""
+        groups: list[list[GroupReplay]] = []
+        counts_by_class: dict[str, list[list[RequestCounts]]] = {}
+        for pool in self._pools:
+            groups.append([])
+            for group in pool:
+                replays = group.first(num_draws)
+                groups[-1].append(_summary(replays))
+                if group.load.decode is not None:
+                    groups[-1].append(_decode_summary(replays))
+                for name in group.load.requests_s:
+                    none = RequestCounts.sum([])
+                    of_class = [replay.counts.get(name, none) for replay in replays]
+                    counts_by_class.setdefault(name, []).append(of_class)
+        attainment_by_class: dict[str, float] = {}
+        mean_by_class: dict[str, float] = {}
+        for name in self._classes:
+            if name in counts_by_class:
+                groups_by_draw = zip(*counts_by_class[name], strict=True)
+                draws = [RequestCounts.sum(of_draw) for of_draw in groups_by_draw]
+                attainment_by_class[name] = _kept_share(draws)
+                mean_by_class[name] = RequestCounts.sum(draws).attainment
+        return PlanReplay(groups, attainment_by_class, mean_by_class)
+
+
+class _GroupDraws:
+    """The replays of a group, a draw each.
+
+    Args:
+        profile: with the performance of the instances, and the SLOs.
+        load: the group, and what comes to it.
+    """
+
+    def __init__(self, profile: ServingProfile, load: SteadyLoad) -> None:
+        self.load = load
+        self._profile = profile
+        self._replays: list[SteadyReplay] = []
+        if not load.requests_s:
+            return
+        duration_s = max(_DRAW_S, load.duration_for(_FEWEST_REQUESTS))
+        self._duration_s = min(duration_s, load.duration_for(_MOST_REQUESTS))
+
+    def first(self, num_draws: int) -> Sequence[SteadyReplay]:
+        """The replays of the first draws; where nothing comes, they are all alike."""
+        if not self.load.requests_s:
+            return [SteadyReplay.idle(self._profile, self.load)] * num_draws
+        for draw in range(len(self._replays), num_draws):
+            replay = replay_steadily(
+                self._profile, self.load, duration_s=self._duration_s, seed=_FIRST_SEED + draw
+            )
+            self._replays.append(replay)
+        return self._replays[:num_draws]
+
+
+def replay_plan(profile: ServingProfile, pools: Iterable[Sequence[SteadyLoad]]) -> PlanReplay:
+    """Replay all groups of instances of a plan, with all draws.
+
+    Args:
+        profile: with the performance of the instances, and the SLOs.
+        pools: the groups of each pool, with what comes to them; see ServingPlan.group_loads.
+    """
+    return PlanDraws(profile, pools).replay(NUM_DRAWS)
 
 
 def replay_group(profile: ServingProfile, load: SteadyLoad) -> GroupReplay:
     """Replay a group of instances with what comes to it."""
-    return _summary(list(_replay_draws(profile, load)))
-
-
-def _replay_draws(
-    profile: ServingProfile, load: SteadyLoad, num_draws: int = NUM_DRAWS
-) -> Iterator[SteadyReplay]:
-    """The replays of a group, one for each draw."""
-    if not load.requests_s:
-        yield SteadyReplay.idle(profile, load)
-        return
-    duration_s = max(_DRAW_S, load.duration_for(_FEWEST_REQUESTS))
-    duration_s = min(duration_s, load.duration_for(_MOST_REQUESTS))
-    for draw in range(num_draws):
-        yield replay_steadily(profile, load, duration_s=duration_s, seed=_FIRST_SEED + draw)
+    return _summary(_GroupDraws(profile, load).first(NUM_DRAWS))
 
 
 def _summary(replays: Sequence[SteadyReplay]) -> GroupReplay:

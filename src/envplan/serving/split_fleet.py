@@ -43,6 +43,11 @@ class SplitFleet:
         return self.first.gpus + (self.decode.gpus if self.decode else 0)
 
     @property
+    def most_of_a_role(self) -> int:
+        """Instances of the role that has the most."""
+        return max(instances.count for instances in self.by_role)
+
+    @property
     def by_role(self) -> list[Instances]:
         """The instances that requests come to, then those that only decode, if any do."""
         return [self.first] if self.decode is None else [self.first, self.decode]

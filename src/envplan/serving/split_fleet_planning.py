@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import product
+from itertools import pairwise, product
 from typing import ClassVar, Final, NamedTuple
 
 from envplan.errors import InputError, NoAnswerError
@@ -28,7 +28,7 @@ from envplan.serving.phase_curves import (
     decode_curves,
     prefill_curves,
 )
-from envplan.serving.plan_replay import FEW_DRAWS, NUM_DRAWS, PlanReplay, replay_plan
+from envplan.serving.plan_replay import PlanDraws, PlanReplay
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.split_fleet import SplitFleet
@@ -42,6 +42,10 @@ _LATE_SHARE_OF_PHASE: Final = 0.35
 _LATE_SHARE: Final = 2 * _LATE_SHARE_OF_PHASE
 #: Instances are added one by one or, where there are many of a phase, this share of them.
 _GROWTH: Final = 1 / 8
+#: Of so many parts of the instances one is taken away at first, later smaller ones.
+_FIRST_PARTS: Final = 16
+#: A fleet that draws so many times more than another one in one draw does so in all draws.
+_POWER_MARGIN: Final = 1.02
 
 
 class HeldFleet(NamedTuple):
@@ -149,17 +153,17 @@ class _PairSearch:
         Raises:
             NoAnswerError: none holds within the GPUs.
         """
-        held = []
+        best: HeldFleet | None = None
         for fleet in self._estimated_fleets():
-            found = self._smallest_that_holds(fleet)
-            if found is not None:
-                held.append(found)
-        if not held:
+            found = self._smallest_that_holds(fleet, math.inf if best is None else best.power_w)
+            if found is not None and (best is None or found.power_w < best.power_w):
+                best = found
+        if best is None:
             raise NoAnswerError(
                 f"no fleet of {self.NAME} meets the SLOs of {100 * self.target:.4g}% of requests "
                 f"within {self.gpus} GPUs"
             )
-        return min(held, key=lambda found: found.power_w)
+        return best
 
     def _estimated_fleets(self) -> list[SplitFleet]:
         """The fleets of least power by the curves of their phases, within the GPUs."""
@@ -189,40 +193,71 @@ class _PairSearch:
             chosen.append(min(ranked, key=lambda instances: instances.gpus))
         return {instances: power_w[instances] for instances in chosen}
 
-    def _smallest_that_holds(self, estimated: SplitFleet) -> HeldFleet | None:
-        """The fleet with instances more until it holds, then with as many less as hold."""
+    def _smallest_that_holds(self, estimated: SplitFleet, to_beat_w: float) -> HeldFleet | None:
+        """The fleet with instances more until it holds, then with as many less as hold.
+
+        One draw says how many; all draws prove it, the smallest fleet first.
+
+        Args:
+            estimated: where the search begins.
+            to_beat_w: power of another fleet that holds.
+
+        Returns:
+            None: none holds within the GPUs, or it would draw more than the other one.
+        """
         fleet = estimated
-        while (held := self._held(fleet)) is None:
+        while True:
+            while not self._may_hold(fleet):
+                better = self._better(fleet)
+                if better is None:
+                    return None
+                fleet = better
+            for candidate in _growing_by_one(self._shrinking(fleet)):
+                if self._power_in_one_draw_w(candidate) > _POWER_MARGIN * to_beat_w:
+                    return None
+                held = self._held(candidate) if self._may_hold(candidate) else None
+                if held is not None:
+                    return held
             better = self._better(fleet)
             if better is None:
                 return None
             fleet = better
-        while (smaller := self._smaller(held)) is not None:
-            held = smaller
-        return held
 
-    def _smaller(self, held: HeldFleet) -> HeldFleet | None:
-        """The fleet of least power that holds with an instance less, if it draws less."""
-        found = [self._held(fleet) for fleet in _shrunk(held.fleet)]
-        thriftier = [each for each in found if each is not None and each.power_w < held.power_w]
-        return min(thriftier, key=lambda each: each.power_w, default=None)
+    def _shrinking(self, fleet: SplitFleet) -> list[SplitFleet]:
+        """A fleet that may hold, and then always the one of least power with instances less.
+
+        The last may hold, too, and none that has an instance less may hold and draw less.
+        """
+        fleets, parts = [fleet], _FIRST_PARTS
+        while True:
+            smaller = self._smaller(fleets[-1], parts)
+            if smaller is not None:
+                fleets.append(smaller)
+            elif parts >= fleets[-1].most_of_a_role:
+                return fleets
+            else:
+                parts *= 2
+
+    def _smaller(self, fleet: SplitFleet, parts: int) -> SplitFleet | None:
+        """The fleet of least power that may hold with such a part less, if it draws less."""
+        power_w = self._power_in_one_draw_w
+        may_hold = filter(self._may_hold, _shrunk(fleet, parts))
+        smaller = min(may_hold, key=power_w, default=fleet)
+        return smaller if power_w(smaller) < power_w(fleet) else None
+
+    def _may_hold(self, fleet: SplitFleet) -> bool:
+        """Whether enough requests meet their SLOs in a draw: if not, more draws refuse, too."""
+        return self._one_draw(fleet).attainment >= self.target
 
     def _held(self, fleet: SplitFleet) -> HeldFleet | None:
         """The fleet with its replay; None where too few requests meet their SLOs in it."""
-        # What few draws refuse, more draws would, too.
-        if self._few_draws(fleet).attainment < self.target:
-            return None
-        replay = self._all_draws(fleet)
+        replay = self._draws(fleet).replay_unless_below(self.target)
         if replay.attainment < self.target:
             return None
-        power_w = 0.0
-        for instances, replayed in zip(fleet.by_role, replay.groups[0], strict=True):
-            power_w += instances.count * replayed.power_w
-        return HeldFleet(fleet, self.mix.requests_s, replay, power_w)
+        return HeldFleet(fleet, self.mix.requests_s, replay, _power_w(fleet, replay))
 
-    @cached_property
-    def _all_draws(self) -> Callable[[SplitFleet], PlanReplay]:
-        return cache(lambda fleet: self._replay(fleet, NUM_DRAWS))
+    def _power_in_one_draw_w(self, fleet: SplitFleet) -> float:
+        return _power_w(fleet, self._one_draw(fleet))
 
     def _better(self, fleet: SplitFleet) -> SplitFleet | None:
         """The fleet with more instances of a phase, or of both, with which most SLOs are met.
@@ -236,17 +271,18 @@ class _PairSearch:
         return best
 
     def _score(self, fleet: SplitFleet) -> tuple[float, float]:
-        """What a fleet keeps in few draws, and what its worst class meets on average."""
-        replay = self._few_draws(fleet)
+        """What a fleet keeps in a draw, and what its worst class meets on average."""
+        replay = self._one_draw(fleet)
         return replay.attainment, min(replay.mean_by_class.values())
 
-    @cached_property
-    def _few_draws(self) -> Callable[[SplitFleet], PlanReplay]:
-        return cache(lambda fleet: self._replay(fleet, FEW_DRAWS))
+    def _one_draw(self, fleet: SplitFleet) -> PlanReplay:
+        return self._draws(fleet).replay(1)
 
-    def _replay(self, fleet: SplitFleet, num_draws: int) -> PlanReplay:
-        load = self.mix.load(fleet.first, fleet.decode)
-        return replay_plan(self.profile, [[load]], num_draws)
+    @cached_property
+    def _draws(self) -> Callable[[SplitFleet], PlanDraws]:
+        return cache(
+            lambda fleet: PlanDraws(self.profile, [[self.mix.load(fleet.first, fleet.decode)]])
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,6 +308,14 @@ class _SharedSearch(_PairSearch):
         return [SplitFleet(instances) for instances in ranked if instances.gpus <= self.gpus]
 
 
+def _power_w(fleet: SplitFleet, replay: PlanReplay) -> float:
+    """Power of all instances of a fleet in a replay of it, W."""
+    power_w = 0.0
+    for instances, replayed in zip(fleet.by_role, replay.groups[0], strict=True):
+        power_w += instances.count * replayed.power_w
+    return power_w
+
+
 def _grown(fleet: SplitFleet) -> list[SplitFleet]:
     """The fleets with more instances of one phase, the smaller first, or else of both."""
     first = fleet.first.more(math.ceil(_GROWTH * fleet.first.count))
@@ -282,9 +326,25 @@ def _grown(fleet: SplitFleet) -> list[SplitFleet]:
     return [*sorted(fleets, key=lambda each: each.gpus), SplitFleet(first, decode)]
 
 
-def _shrunk(fleet: SplitFleet) -> Iterator[SplitFleet]:
-    """The fleets with one instance less, of either phase, as long as one is left."""
+def _shrunk(fleet: SplitFleet, parts: int) -> Iterator[SplitFleet]:
+    """The fleets with one of so many parts of either phase less, or an instance; one is left."""
     if fleet.first.count > 1:
-        yield replace(fleet, first=fleet.first.more(-1))
+        yield replace(fleet, first=fleet.first.more(-max(1, fleet.first.count // parts)))
     if fleet.decode is not None and fleet.decode.count > 1:
-        yield replace(fleet, decode=fleet.decode.more(-1))
+        yield replace(fleet, decode=fleet.decode.more(-max(1, fleet.decode.count // parts)))
+
+
+def _growing_by_one(shrinking: Sequence[SplitFleet]) -> Iterator[SplitFleet]:
+    """Fleets each of which has fewer instances of a phase than the one before, and all between.
+
+    The last comes first.
+    """
+    for larger, smaller in reversed(list(pairwise(shrinking))):
+        yield smaller
+        for count in range(smaller.first.count + 1, larger.first.count):
+            yield replace(smaller, first=replace(smaller.first, count=count))
+        if smaller.decode is None or larger.decode is None:
+            continue
+        for count in range(smaller.decode.count + 1, larger.decode.count):
+            yield replace(smaller, decode=replace(smaller.decode, count=count))
+    yield shrinking[0]

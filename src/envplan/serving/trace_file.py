@@ -24,10 +24,12 @@ from envplan._io.documents import read_json
 from envplan._io.files import ReadLimits, refuse_slip, stream
 from envplan.errors import InputError, shown
 from envplan.serving.classes import (
+    MAX_CLASSES,
     ClassIndices,
     FloatArray,
     IntArray,
     RequestClasses,
+    is_class_name,
 )
 from envplan.serving.trace_formats import (
     CLASS,
@@ -46,7 +48,7 @@ from envplan.serving.trace_formats import (
 )
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 _ROWS_PER_PIECE: Final = 500_000
 _LIMITS: Final = ReadLimits(max_bytes=16 * 2**30, longest_line=2**16)
@@ -130,7 +132,61 @@ def read_requests(path: Path, time_unit: str | None, classes: RequestClasses) ->
     return table
 
 
-def _read_in_pieces(path: Path, rows: _Rows) -> None:
+def read_class_names(path: Path) -> list[str]:
+    """The classes that a trace names, in the order of their first rows; none if it gives lengths.
+
+    Raises:
+        InputError: it cannot be read, or has a name that no class can have, or too many of them.
+    """
+    found = _ClassNames(path)
+    _read_in_pieces(path, found)
+    if len(found.names) > MAX_CLASSES:
+        raise InputError(
+            f"has {len(found.names)} classes; there can be at most {MAX_CLASSES}", path=path
+        )
+    return list(found.names)
+
+
+class _ClassNames:
+    """The classes that the rows of a file name.
+
+    Args:
+        path: of the file.
+
+    Attributes:
+        names: in the order of their first rows; the values say nothing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.names: dict[str, None] = {}
+        self._path = path
+        self._num_read = 0
+
+    def append(self, frame: DataFrame) -> None:
+        """Look at some more rows.
+
+        Raises:
+            InputError: a name is none that a class can have.
+        """
+        for column in frame.columns:
+            if column.strip().lower() == CLASS:
+                self._append_column(frame[column])
+        self._num_read += len(frame)
+
+    def _append_column(self, cells: Series[str]) -> None:
+        for name in cells.unique():
+            if not isinstance(name, str) or not is_class_name(name):
+                row = self._num_read + int(np.flatnonzero(cells.isin([name]))[0])
+                raise InputError(
+                    f"{shown(name)} is no name of a class",
+                    path=self._path,
+                    line=row + 2,
+                    column=CLASS,
+                )
+            self.names[name] = None
+
+
+def _read_in_pieces(path: Path, rows: _Rows | _ClassNames) -> None:
     """Read a file into rows.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from envplan._io.files import open_regular
 from envplan.errors import InputError
 from envplan.runtime.order_reader import OrderFollowed
-from envplan.runtime.runlog import RunStarted
+from envplan.runtime.run_records import RunStarted
 
 __all__ = ["Acknowledgement", "RunProgress"]
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMED: Final = 8
 _CLOCKS: Final = "clocks"
-_FORMATS: Final = (_CLOCKS, "dynamo", "production-stack", "keda")
+_FORMATS: Final = (_CLOCKS, "dynamo", "production-stack", "keda", "hpa")
 #: A panel of `--help`.
 _ORCHESTRATOR: Final = "Orchestrator"
 
@@ -83,8 +83,8 @@ def apply(
             rich_help_panel=OUTPUT,
             metavar="NAME",
             help=f"{either(_FORMATS)}: clocks for `serving hold`, a DynamoGraphDeployment of "
-            "NVIDIA Dynamo, values for the Helm chart of vLLM's production stack, or ScaledObjects "
-            "of KEDA for its deployments.",
+            "NVIDIA Dynamo, values for the Helm chart of vLLM's production stack, or for its "
+            "deployments ScaledObjects of KEDA or autoscalers of Kubernetes itself.",
             parser=one_of(*_FORMATS),
         ),
     ] = _CLOCKS,

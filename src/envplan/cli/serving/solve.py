@@ -126,7 +126,8 @@ def solve(
         typer.Option(
             rich_help_panel=FLEET,
             metavar="TIME",
-            help="For the exact planner; then the gap is stated. Default: 6s.",
+            help="For the exact planner, on a usual core: it sets how many nodes are searched, "
+            "the same on every machine. Then the gap is stated. Default: 6s.",
             show_default=False,
             parser=quantity(TIME.within(0.1)),
         ),
@@ -280,9 +281,8 @@ def _print_one_clock_fleets(predicted: Predicted, gpus: int) -> None:
     fleets = predicted.one_clock
     if not fleets:
         return
-    highest_mhz = max(fleet.frequency_mhz for fleet in fleets)
     for fleet in fleets:
-        name = "the highest clock" if fleet.frequency_mhz == highest_mhz else "one lower clock"
+        name = "the highest clock" if fleet.is_highest else "one lower clock"
         saved_percent = 100 * (1 - predicted.power_w / fleet.power_w) if fleet.power_w else 0.0
         ui.say(
             f"the best fleet on up to {gpus} GPUs at {name}, {fleet.frequency_mhz} MHz: "

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from envplan.serving.identify.catalogue import (
-    LanguageModel,
-    ServingGpu,
-    kv_capacity_tokens,
-)
-
-#: Requests that are in memory have their inputs and, on average, a bit more than half their output.
-_CONTEXT_SHARE = 0.75
+from envplan.serving.identify.catalogue import LanguageModel, ServingGpu
+from envplan.serving.identify.engine_memory import engine_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +25,10 @@ class Benchmark:
         num_gpus: GPUs of an instance, or of a decode worker.
         attention_groups: data-parallel groups of its attention.
         layout: how experts are split, as text: instances that differ in it are not alike.
-        num_workers: decode workers.
+        num_workers: decode workers; where prefill has no GPUs of its own, alike instances.
         prefill_gpus: GPUs of a prefill worker; where prefill has no GPUs of its own, num_gpus.
         prefill_workers: how many.
+        workers_known: it was stated how many workers there are; otherwise both numbers are 1.
         first_token_s: measured time to the first token; None: not measured.
         token_interval_s: measured time between further tokens; None: not measured.
     """
@@ -53,6 +48,7 @@ class Benchmark:
     num_workers: float = 1.0
     prefill_gpus: float
     prefill_workers: float = 1.0
+    workers_known: bool = True
     first_token_s: float | None = None
     token_interval_s: float | None = None
 
@@ -62,10 +58,16 @@ class Benchmark:
         return self.model.key, self.gpu.key
 
     @property
+    def instance_concurrency(self) -> float:
+        """Requests under way at once in one decode worker or instance."""
+        return self.concurrency / self.num_workers
+
+    @property
     def software(self) -> tuple[str, ...]:
         """Rows alike in this ran the same software on the same kind of GPU."""
         mode = "disagg" if self.disaggregated else "agg"
-        return (*self.pair, self.engine, self.version, self.precision, mode)
+        workers = "known" if self.workers_known else "unknown"
+        return (*self.pair, self.engine, self.version, self.precision, mode, workers)
 
     @property
     def parallelism(self) -> tuple[object, ...]:
@@ -74,24 +76,41 @@ class Benchmark:
         return (*self.software, *gpus, self.layout)
 
     @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of KV cache of a token of context, once."""
+        value_bytes = engine_memory(self.engine).cache_value_bytes(self.precision, self.gpu)
+        return self.model.kv_bytes_per_token(value_bytes)
+
+    @property
+    def kv_copies(self) -> float:
+        """How many GPUs keep the same token of context."""
+        return self.num_gpus / self.attention_groups if self.model.latent_attention else 1.0
+
+    @property
+    def kv_capacity_tokens(self) -> float:
+        """Tokens of context that an instance's memory holds; 0 or less: not even the weights."""
+        used_bytes = engine_memory(self.engine).used_share * self.gpu.memory * self.num_gpus
+        cache_bytes = used_bytes - self.model.weight_bytes(self.precision)
+        return cache_bytes / (self.kv_copies * self.kv_bytes_per_token)
+
+    @property
     def max_batch(self) -> float:
         """Requests that the memory of a decode worker holds at once.
 
         Where the weights seem to leave no room for a single one, the row was measured all the same:
-        then it had room for all that it was given.
+        then it had room for all that it was given. So it is said to have where nobody knows how
+        many workers there were.
         """
-        capacity_tokens = kv_capacity_tokens(
-            self.model, self.gpu, self.precision, self.num_gpus, self.attention_groups
-        )
-        context_tokens = self.input_tokens + _CONTEXT_SHARE * self.output_tokens
-        if capacity_tokens < context_tokens:
-            return self.concurrency / self.num_workers
-        return capacity_tokens / context_tokens
+        reserved_tokens = engine_memory(self.engine).reserved_output * self.output_tokens
+        context_tokens = self.input_tokens + reserved_tokens
+        if not self.workers_known or self.kv_capacity_tokens < context_tokens:
+            return self.instance_concurrency
+        return self.kv_capacity_tokens / context_tokens
 
     @property
     def batch_size(self) -> float:
         """Requests that a decode worker has at once."""
-        return min(self.concurrency / self.num_workers, self.max_batch)
+        return min(self.instance_concurrency, self.max_batch)
 
     @property
     def mean_context_tokens(self) -> float:

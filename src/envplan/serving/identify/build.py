@@ -15,7 +15,7 @@ from envplan.errors import InputError
 from envplan.profile.sidecar import sidecar_path
 from envplan.serving.classes import FloatArray
 from envplan.serving.identify.benchmark import Benchmark
-from envplan.serving.identify.catalogue import kv_capacity_tokens, serving_gpu
+from envplan.serving.identify.catalogue import serving_gpu
 from envplan.serving.identify.clocks import power_at, profile_clocks, term_slowness
 from envplan.serving.identify.factors import Factors, PowerFactors
 from envplan.serving.identify.fit import fit_factors
@@ -153,12 +153,7 @@ class _Instance:
     @property
     def kv_tokens(self) -> int:
         """Tokens of context that fit into its memory."""
-        row = self.row
-        return int(
-            kv_capacity_tokens(
-                row.model, row.gpu, row.precision, row.num_gpus, row.attention_groups
-            )
-        )
+        return int(self.row.kv_capacity_tokens)
 
     def lines(self) -> list[str]:
         """Rows of the profile's CSV."""
@@ -289,7 +284,7 @@ def _sidecar(sweep: FittedSweep, instances: Sequence[_Instance], source: str) ->
         "engine": " ".join(word for word in (row.engine, row.version) if word),
         "precision": row.precision,
         "weights_bytes": model.weight_bytes(row.precision),
-        "kv_bytes_per_token": model.kv_bytes_per_token(row.precision),
+        "kv_bytes_per_token": row.kv_bytes_per_token,
         "max_context_tokens": model.max_context_tokens,
         "kv_tokens": {str(instance.tp): instance.kv_tokens for instance in instances},
         "chunk_tokens": {str(instance.tp): _CHUNK_TOKENS for instance in instances},

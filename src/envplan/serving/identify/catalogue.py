@@ -15,8 +15,6 @@ from envplan.errors import InputError, meant
 
 #: Bytes of a weight in memory, by precision; 4-bit formats have a scale for each 16 or 32 weights.
 WEIGHT_BYTES: Final = {"bf16": 2.0, "fp8": 1.0, "int4": 0.5625, "fp4": 0.5625}
-#: Share of a GPU's memory that weights and KV cache may fill together; engines keep about a tenth.
-_USED_MEMORY: Final = 0.89
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
@@ -76,12 +74,8 @@ class LanguageModel(Model):
             return 0.0
         return self.expert_parameters * self.top_k / self.experts
 
-    def kv_bytes_per_token(self, precision: str) -> float:
-        """Bytes of KV cache of a token of context, once.
-
-        Engines keep the cache of models in 16 bit in 16 bit, and of others in 8 bit.
-        """
-        value_bytes = 2.0 if precision == "bf16" else 1.0
+    def kv_bytes_per_token(self, value_bytes: float) -> float:
+        """Bytes of KV cache of a token of context, once, where each number takes so many."""
         return self.kv_values * self.attention_layers * value_bytes
 
     def weight_bytes(self, precision: str) -> float:
@@ -112,6 +106,7 @@ class ServingGpu(Model):
         fp8_flops: in 8 bit.
         fp4_flops: in 4 bit.
         memory: bytes.
+        has_eight_bit_cache: all engines keep the KV cache of models in 8 or 4 bit in 8 bit.
         link: bandwidth to other GPUs in one direction, bytes/s.
         power_limit_w: its power limit.
         clocks_of: the modelled GPU with its clocks and voltages.
@@ -125,6 +120,7 @@ class ServingGpu(Model):
     fp8_flops: Positive
     fp4_flops: Positive
     memory: Positive
+    has_eight_bit_cache: bool
     link: Positive
     power_limit_w: Positive
     clocks_of: str
@@ -187,24 +183,3 @@ def _named(name: str, entries: dict[str, Entry], kind: str) -> Entry:
         if {wanted, last_part} & {key, *known_names, *known_last_parts}:
             return entry
     raise InputError(f"there is no {kind} {name!r}{meant(last_part, list(entries))}")
-
-
-def kv_capacity_tokens(
-    model: LanguageModel,
-    gpu: ServingGpu,
-    precision: str,
-    num_gpus: float,
-    attention_groups: float = 1.0,
-) -> float:
-    """Tokens of context that fit into the memory of an instance; 0 or less: not even weights.
-
-    Args:
-        model: what is served.
-        gpu: on what.
-        precision: of the weights.
-        num_gpus: GPUs of the instance.
-        attention_groups: data-parallel groups of the attention; each has requests of its own.
-    """
-    cache_bytes = _USED_MEMORY * gpu.memory * num_gpus - model.weight_bytes(precision)
-    copies = num_gpus / attention_groups if model.latent_attention else 1.0
-    return cache_bytes / (copies * model.kv_bytes_per_token(precision))

@@ -3,6 +3,7 @@
 Two fits follow each other. The general one has few factors: of each engine, of each engine on each
 GPU, and of each model. It predicts what nobody measured. Rows of the same software on the same kind
 of GPU then get factors of their own around these, and each of their parallelisms around those.
+What these leave of the rows of a software is shared among its like loads (`neighbours`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from envplan.serving.classes import FloatArray
 from envplan.serving.identify.benchmark import Benchmark
 from envplan.serving.identify.fit import Level, fit_factors, grouped
+from envplan.serving.identify.neighbours import shared_residuals
 from envplan.serving.identify.terms import first_token_terms, step_terms
 
 #: Spreads of logarithms of factors (fit.Level): chosen by the rows that tools/serving keeps aside.
@@ -31,6 +33,9 @@ _PARALLELISM_COMMON_SPREAD: Final = 0.2
 _GENERAL_NOISE: Final = 0.12
 INTERVAL_NOISE: Final = 0.06
 _FIRST_TOKEN_NOISE: Final = 0.08
+#: Noise of single rows around what rows of like loads have in common beside the terms.
+_INTERVAL_RESIDUAL: Final = 0.04
+_FIRST_TOKEN_RESIDUAL: Final = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +60,26 @@ def predict(rows: Sequence[Benchmark]) -> Prediction:
     terms = step_terms(rows)
     measured_s = _measured([row.token_interval_s for row in rows])
     step_factors = _factors(rows, terms, measured_s, INTERVAL_NOISE)
-    token_interval_s = (terms * step_factors).sum(axis=1)
+    token_interval_s = _times_s(rows, terms, step_factors, measured_s, _INTERVAL_RESIDUAL)
     terms = first_token_terms(rows, token_interval_s)
     measured_s = _measured([row.first_token_s for row in rows])
     first_token_factors = _factors(rows, terms, measured_s, _FIRST_TOKEN_NOISE)
-    first_token_s = (terms * first_token_factors).sum(axis=1)
+    first_token_s = _times_s(rows, terms, first_token_factors, measured_s, _FIRST_TOKEN_RESIDUAL)
     return Prediction(token_interval_s, first_token_s, step_factors, first_token_factors)
+
+
+def _times_s(
+    rows: Sequence[Benchmark],
+    terms: FloatArray,
+    factors: FloatArray,
+    measured_s: FloatArray,
+    noise: float,
+) -> FloatArray:
+    """Sums of terms, times what rows of like loads have in common beside them."""
+    sums_s = (terms * factors).sum(axis=1)
+    shared = shared_residuals(rows, np.log(measured_s / sums_s), noise)
+    times_s: FloatArray = sums_s * np.exp(shared)
+    return times_s
 
 
 def _measured(times_s: Sequence[float | None]) -> FloatArray:

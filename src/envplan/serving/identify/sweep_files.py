@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -26,6 +26,7 @@ _MAX_BYTES: Final = 64 * 2**20
 _MAX_RECORDS: Final = 100_000
 _MS: Final = 1e-3
 _MOST_NAMED: Final = 4
+_MOST_TENSOR_PARALLEL: Final = 8
 
 #: What files call precisions, and we.
 _PRECISIONS: Final = {
@@ -227,6 +228,20 @@ def _precision(stated: str | None, model_name: str) -> str:
     return name
 
 
+class _Instance(NamedTuple):
+    """GPUs that have a copy of the weights, and how they share the work.
+
+    Attributes:
+        num_gpus: how many.
+        attention_groups: data-parallel groups of its attention.
+        layout: how experts are split, as text.
+    """
+
+    num_gpus: float
+    attention_groups: float
+    layout: str
+
+
 @sweep_format("aiconfigurator")
 class ConfiguratorRecord(SweepRecord):
     """A row of aiconfigurator's tables, of its measured sample and of its own predictions."""
@@ -261,15 +276,16 @@ class ConfiguratorRecord(SweepRecord):
 
     def benchmark(self, facts: SweepFacts) -> Benchmark:
         """The benchmark of this row."""
-        disaggregated = self.mode == "disagg"
-        workers = self.decode_num_workers or 1.0
+        disaggregated = self.mode == "disagg" or self._adds_up_workers
+        instance = self._decode_instance()
+        known_workers = self._num_workers()
+        workers = known_workers or 1.0
         concurrency = self.concurrency
         if concurrency is None:
-            batch_size = self.decode_batch_size if disaggregated else self.batch_size
+            batch_size = self.decode_batch_size if self.mode == "disagg" else self.batch_size
             concurrency = _needed(batch_size, "concurrency") * workers
-        num_gpus, groups, layout = self._decode_gpus(disaggregated)
-        prefill_gpus = num_gpus
-        if disaggregated and self.prefill_tp_size:
+        prefill_gpus = instance.num_gpus
+        if self.mode == "disagg" and self.prefill_tp_size:
             prefill_gpus = self.prefill_tp_size * (self.prefill_attention_dp_size or 1.0)
         model_name = self.model_path
         stated = self.precision
@@ -285,33 +301,66 @@ class ConfiguratorRecord(SweepRecord):
             input_tokens=self.isl,
             output_tokens=self.osl,
             concurrency=concurrency,
-            num_gpus=num_gpus,
-            attention_groups=min(groups, num_gpus),
-            layout=layout,
+            num_gpus=instance.num_gpus,
+            attention_groups=instance.attention_groups,
+            layout=instance.layout,
             num_workers=workers,
             prefill_gpus=prefill_gpus,
-            prefill_workers=self.prefill_num_workers or 1.0,
+            prefill_workers=(self.prefill_num_workers or 1.0) if disaggregated else workers,
+            workers_known=known_workers is not None,
             first_token_s=self.ttft_ms * _MS,
             token_interval_s=self.tpot_ms * _MS,
         )
 
-    def _decode_gpus(self, disaggregated: bool) -> tuple[float, float, str]:
+    @property
+    def _adds_up_workers(self) -> bool:
+        """Whether the GPUs of several workers stand where those of one belong.
+
+        No engine splits every matrix over more than the eight GPUs of a server: 128 heads cannot
+        be divided by 12, 28 or 72. Such rows are deployments of prefill and decode workers.
+        """
+        tp = self.tp_size or 1.0
+        experts_stay_whole = (self.moe_ep_size or 1.0) == 1
+        return self.mode != "disagg" and tp > _MOST_TENSOR_PARALLEL and experts_stay_whole
+
+    def _num_workers(self) -> float | None:
+        """Decode workers; of rows that do not tell prefill from decode, alike instances.
+
+        These state the requests of one instance beside those of all. None: not stated.
+        """
+        if self.mode == "disagg":
+            return self.decode_num_workers
+        if self._adds_up_workers:
+            return None
+        stated_groups = self.attention_dp_size or 1.0
+        if self.concurrency is None or self.batch_size is None or stated_groups > 1:
+            return 1.0  # of several groups of attention, a row states the requests of one group
+        instances = self.concurrency / self.batch_size
+        return instances if instances == int(instances) else 1.0
+
+    def _decode_instance(self) -> _Instance:
         """GPUs of an instance or a decode worker, groups of attention, and how experts are split.
 
-        Some rows state the product of tensor and expert parallelism as GPUs where the experts of
-        each tensor-parallel rank are split over the same GPUs again: 8 GPUs are 64 there.
+        Some rows state a product where factors belong. Those whose experts are split both ways over
+        all GPUs count each GPU as often as there are GPUs: 8 GPUs are 64 there. So do those that
+        state as many groups of attention as GPUs, and the product as groups of experts: their
+        times are those of rows that state tensor parallelism beside expert parallelism.
         """
-        if disaggregated:
+        if self.mode == "disagg":
             tp, groups = self.decode_tp_size, self.decode_attention_dp_size
             moe_tp, moe_ep = self.decode_moe_tp_size, self.decode_moe_ep_size
         else:
             tp, groups = self.tp_size, self.attention_dp_size
             moe_tp, moe_ep = self.moe_tp_size, self.moe_ep_size
-        layout = f"{moe_tp or 1:g}x{moe_ep or 1:g}"
-        num_gpus = _needed(tp, "tp") * (groups or 1.0)
+        groups = groups or 1.0
+        num_gpus = _needed(tp, "tp") * groups
         if moe_tp and moe_tp == moe_ep and moe_tp > 1 and num_gpus == moe_tp * moe_ep:
-            num_gpus = moe_tp
-        return num_gpus, groups or 1.0, layout
+            moe_tp, num_gpus = 1.0, moe_tp
+        elif tp == groups and tp > 1 and num_gpus == moe_ep:
+            moe_ep = num_gpus = tp
+            groups = 1.0
+        layout = f"{moe_tp or 1:g}x{moe_ep or 1:g}"
+        return _Instance(num_gpus, min(groups, num_gpus), layout)
 
 
 @sweep_format("InferenceX")

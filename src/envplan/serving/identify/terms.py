@@ -126,9 +126,7 @@ def prompt_arithmetic(row: Benchmark, tokens: float, num_gpus: float) -> PromptA
 
 def context_token_s(row: Benchmark) -> float:
     """Time in which a decode step reads a token of context, s."""
-    model = row.model
-    copies = row.num_gpus / row.attention_groups if model.latent_attention else 1.0
-    cache_bytes = copies * model.kv_bytes_per_token(row.precision)
+    cache_bytes = row.kv_copies * row.kv_bytes_per_token
     return cache_bytes / (row.num_gpus * row.gpu.bandwidth)
 
 
@@ -139,7 +137,7 @@ def _step_terms(row: Benchmark) -> list[float]:
     exchanged_bytes = batch_size * model.layers * model.hidden * _EXCHANGED_BYTES
     prompts_per_step = 0.0
     if not row.disaggregated:
-        prompts_per_step = row.concurrency / row.output_tokens
+        prompts_per_step = row.instance_concurrency / row.output_tokens
     prompt = prompt_arithmetic(row, row.input_tokens, num_gpus)
     return [
         _STEP_S,
@@ -160,9 +158,9 @@ def _first_token_terms(row: Benchmark, token_interval_s: float) -> list[float]:
     model, gpu, tokens = row.model, row.gpu, row.input_tokens
     prompt = prompt_arithmetic(row, tokens, row.prefill_gpus)
     exchanged_bytes = tokens * model.layers * model.hidden * _EXCHANGED_BYTES
-    cache_bytes = tokens * model.kv_bytes_per_token(row.precision)
+    cache_bytes = tokens * row.kv_bytes_per_token
     # A request waits for a place as long as others keep theirs.
-    too_many = max(0.0, row.concurrency / row.num_workers / row.max_batch - 1)
+    too_many = max(0.0, row.instance_concurrency / row.max_batch - 1)
     return [
         _FIRST_TOKEN_S,
         prompt.dense_s,

@@ -1,4 +1,4 @@
-"""Which clocks were in force in a step, by what the guard has reported."""
+"""Which clocks were in force in an iteration, by what the guard has reported."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from envplan.pipeline import Pipeline
-from envplan.runtime.clock_requester import ClockRequester
-from envplan.runtime.rank_schedule import RankSchedule, rank_schedules
-from envplan.runtime.step_accounting import (
-    AccountedStep,
-    FollowedStep,
-    OperationSpan,
-    StepAccounting,
+from envplan.runtime.clock_requester import ClockRequester, RequestedClock
+from envplan.runtime.iteration_accounting import (
+    AccountedIteration,
+    FollowedIteration,
+    IterationAccounting,
+    IterationSpans,
 )
-from envplan.runtime.step_energy import StepEnergyMeter
+from envplan.runtime.iteration_energy import IterationEnergyMeter
+from envplan.runtime.rank_schedule import RankSchedule, rank_schedules
 from shim_helpers import frequency_plan
 
 PLAN = frequency_plan(Pipeline("1f1b", 1, 1), rung_times=(1.5,))
@@ -36,19 +36,22 @@ class ReportingGuard:
         return []
 
 
-def accounted(guard: ReportingGuard | None, schedule: RankSchedule = RUNG) -> list[AccountedStep]:
+def accounted(
+    guard: ReportingGuard | None, schedule: RankSchedule = RUNG
+) -> list[AccountedIteration]:
     """A step of two operations, each with a request of its own."""
     requester = ClockRequester(guard, None)  # type: ignore[arg-type]
-    accounting = StepAccounting(requester, FASTEST, StepEnergyMeter(None))
-    spans = [OperationSpan(0, 10, 1), OperationSpan(10, 20, 2)]
-    accounting.add(FollowedStep(0, schedule, spans, 0, 20, range(1, 3)))
-    return list(accounting.decided_steps())
+    accounting = IterationAccounting(requester, FASTEST, IterationEnergyMeter(None))
+    spans = IterationSpans()
+    spans.add(0, 10, RequestedClock(1, 0, 900, 0))
+    spans.add(10, 20, RequestedClock(2, 0, 1200, 0))
+    accounting.add(FollowedIteration(0, schedule, spans, 0, 20, range(1, 3)))
+    return list(accounting.decided_iterations())
 
 
 def test_a_step_is_decided_once_its_last_request_is_carried_out() -> None:
     assert accounted(ReportingGuard(done=1, lags={1: 5})) == []
     (step,) = accounted(ReportingGuard(done=2, lags={1: 5_000_000, 2: 3_000_000}))
-    assert (step.num_requested, step.num_in_force) == (2, 2)
     assert step.clocks_mhz == [operation.frequency_mhz for operation in RUNG.operations]
     assert step.max_lag_s == 0.005
     assert step.planned_s == 1.5
@@ -68,12 +71,11 @@ def test_without_its_clocks_a_step_counts_as_one_of_the_fastest_plan(
     guard: ReportingGuard | None,
 ) -> None:
     (step,) = accounted(guard)
-    assert step.num_in_force < step.num_requested
+    assert 0 in step.clocks_mhz
     assert step.planned_s == FASTEST.iteration_time_s
 
 
 def test_an_overtaken_request_makes_no_straggler_of_a_slowed_pipeline() -> None:
     (step,) = accounted(ReportingGuard(done=2, lags={2: 5}))
     assert step.clocks_mhz == [0, RUNG.operations[1].frequency_mhz]
-    assert step.num_in_force == 1
     assert step.planned_s == 1.5  # clocks were set all the same
