@@ -52,8 +52,8 @@ def test_later_and_longer_held_clocks_save_no_more(name: str) -> None:
     [
         {},
         {"switch_latency": 0.1},
-        {"switch_latency": 0.02, "ask": "start"},
-        {"switch_latency": 0.02, "min_dwell": 0.3},
+        {"switch_latency": 0.02, "ask": "start", "changes": "free"},
+        {"switch_latency": 0.02, "min_dwell": 0.3, "changes": "free"},
     ],
 )
 def test_later_deadlines_never_use_more_in_a_large_pipeline(options: dict[str, Any]) -> None:

@@ -9,22 +9,19 @@ free one for the ns before the next deadline. What is asked for lies between the
 plan for it uses at least as much: the 0.1% holds for it, too.
 
 **A later deadline never costs more.** The answer is the candidate of least energy of all deadlines
-of the grid that are not later. With fewer changes, none uses clearly less than the free one of its
-deadline: once that uses as much as the best found, no earlier one is looked at. Where a free one is
-much better than the grid's candidates, one is made from it, whatever deadline is asked for, as long
-as the free one ends by then.
+of the grid that are not later. With fewer changes, none uses less than the free one of its
+deadline: once that uses as much as the best found, no earlier one is looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from envplan.frontier import Relaxation
 from envplan.replay import Replay, Rows, Search
-from envplan.solve.candidates import Candidates, IsPreferred, keeps_everything
+from envplan.solve.candidates import KEPT_PART, Candidates, IsPreferred, keeps_everything
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.deadline_grid import RoundingGrid
 from envplan.solve.fewer_changes import (
@@ -45,8 +42,6 @@ _STEP_SHARE: Final = 5e-4
 _STEP_SHARE_IF_SLOW: Final = 1e-3
 #: A plan for clocks at once may be late by one part in so many of its deadline.
 _NEARLY_PART: Final = 1000
-#: A candidate with fewer changes may be better than the free one by one part in so many at most.
-_LUCK_PART: Final = 3000
 #: Of what polishing has gained, so much is given back for fewer changes: one in so many.
 _PART_GIVEN_BACK: Final = 3
 #: Of the time for polishing, so much is for fewer changes.
@@ -93,121 +88,52 @@ class RarelyChangingCandidates(Candidates):
     ) -> Replay:
         """The best candidate that ends by a deadline."""
         cost_10fj = partial(self.cost_10fj, idle_until_deadline=idle_until_deadline)
-        # The free one comes first: the bound looked for at this deadline serves the others, too.
         free = self._free.best_by(
             deadline_ns, idle_until_deadline=idle_until_deadline, is_preferred=is_preferred
         )
-        of_grid = filter(is_preferred, self._of_grid_by(deadline_ns, idle_until_deadline))
-        best = min(of_grid, key=cost_10fj, default=free)
-        if not self.change_price_10fj:
-            of_free = self._of_free_by(deadline_ns, idle_until_deadline, cost_10fj(best))
-            best = min([best, *filter(is_preferred, of_free)], key=cost_10fj)
-        return best
-
-    def _of_grid_by(self, deadline_ns: int, idle_until_deadline: bool) -> Iterator[Replay]:
-        """Candidates for deadlines of the grid that end by a time, until none can be better."""
-        least_10fj: int | None = None
+        candidates: list[Replay] = []
         latest_ns = self.latest_useful_ns(deadline_ns, idle_until_deadline)
         for grid_deadline_ns in self._grid.descending_from(latest_ns):
             try:
                 bound_10fj = self.bound_10fj(
                     grid_deadline_ns, idle_until_deadline=idle_until_deadline
                 )
-                if least_10fj is not None and bound_10fj >= least_10fj:
-                    return
+                if candidates and bound_10fj >= min(map(cost_10fj, candidates)):
+                    break
                 candidate = self._at_or_kept(grid_deadline_ns)
             except NoPlanInTimeError:
-                return
-            # The plan for clocks at once may be late by a first clock's latency.
-            if candidate is not None and candidate.makespan_ns <= deadline_ns:
-                cost_10fj = self.cost_10fj(candidate, idle_until_deadline=idle_until_deadline)
-                least_10fj = cost_10fj if least_10fj is None else min(least_10fj, cost_10fj)
-                yield candidate
+                break
+            if candidate is None or candidate.makespan_ns > deadline_ns:
+                continue  # the plan for clocks at once may be late by a first clock's latency
+            if is_preferred(candidate):
+                candidates.append(candidate)
+        best = min(candidates, key=cost_10fj, default=free)
+        if self._is_dear(best, free):
+            own = self._from_free(free)
+            best = own if is_preferred(own) else free
+        return best
 
-    def _of_free_by(
-        self, deadline_ns: int, idle_until_deadline: bool, enough_10fj: int
-    ) -> Iterator[Replay]:
-        """Candidates made from free ones that those of the grid use more than 0.1% beyond.
+    def _is_dear(self, replay: Replay, free: Replay) -> bool:
+        """Whether a candidate uses more than it may beyond a free one.
 
-        Whether one is made from a free one depends on that alone, not on the deadline asked for.
-
-        Args:
-            deadline_ns: by when they end.
-            idle_until_deadline: everybody waits until then.
-            enough_10fj: free ones that cost as much are not looked at.
+        It may where the free one is much better than those for the deadlines of the grid.
         """
-        latest_ns = deadline_ns
-        while latest_ns >= self._frontier.min_time_ns:
-            try:
-                free = self._free.best_by(latest_ns, idle_until_deadline=idle_until_deadline)
-            except NoPlanInTimeError:
-                return
-            cost_10fj = self.cost_10fj(free, idle_until_deadline=idle_until_deadline)
-            if _least_10fj(cost_10fj) >= enough_10fj:
-                return
-            near_from_ns = self._near_from_ns(free, idle_until_deadline)
-            if near_from_ns is None:
-                yield self._from_free(free)
-                latest_ns = free.makespan_ns - 1
-            else:
-                latest_ns = near_from_ns - 1
-
-    def _near_from_ns(self, free: Replay, idle_until_deadline: bool) -> int | None:
-        """The time by which there is a candidate of the grid near a free one; None: not by its own.
-
-        Near is what uses at most 0.1% more. From then on the candidate is near to all free ones
-        that use no less.
-        """
-        searched_ns = next(self._coarse_grid.descending_from(free.makespan_ns))
-        most_10fj = self._counted_10fj(free, idle_until_deadline)
-        most_10fj += most_10fj // ENERGY_PER_ALLOWANCE
-        for deadline_ns in (next(self._grid.descending_from(free.makespan_ns)), searched_ns):
-            try:
-                kept = self._kept_plain_candidate(deadline_ns)
-                if kept is not None:
-                    used_10fj = self._counted_10fj(kept, idle_until_deadline)
-                    if kept.makespan_ns <= free.makespan_ns and used_10fj <= most_10fj:
-                        return max(deadline_ns, kept.makespan_ns)
-                elif deadline_ns == searched_ns and self._spared_10fj(deadline_ns) >= 0:
-                    return deadline_ns  # one is searched for, whose allowance is low enough
-            except NoPlanInTimeError:
-                return None
-        return None
-
-    def _counted_10fj(self, replay: Replay, idle_until_deadline: bool) -> int:
-        """Energy that parts are taken of, 10 fJ; where everybody waits, that until T_star."""
-        if not idle_until_deadline:
-            return replay.energy_10fj
-        return replay.energy_until(self._frontier.min_energy_time_ns)
+        if self.change_price_10fj:
+            return False
+        deadline_ns = max(free.makespan_ns, replay.makespan_ns)
+        least_10fj = self._energy_10fj(free, deadline_ns)
+        return (
+            self._energy_10fj(replay, deadline_ns) > least_10fj + least_10fj // ENERGY_PER_ALLOWANCE
+        )
 
     def _from_free(self, free: Replay) -> Replay:
         """The candidate made from a free one, by the same time."""
         key = free.rows.tobytes()
         if key not in self._made_from_free:
             spared_10fj = self._energy_10fj(free, free.makespan_ns) // ENERGY_PER_ALLOWANCE
-            self._made_from_free[key] = self._searched(free, free.makespan_ns, spared_10fj)
+            rows = self._seldom(free, free.makespan_ns, spared_10fj)
+            self._made_from_free[key] = self.replay(rows)
         return self._made_from_free[key]
-
-    def _searched(self, free: Replay, deadline_ns: int, spared_10fj: int) -> Replay:
-        """The candidate made from a free one, or that itself where it would cost clearly less.
-
-        Answers for later deadlines go by what free ones cost, and would not know of it. So what a
-        search gains by luck is spent on fewer changes still.
-
-        Args:
-            free: keeps the deadline and the limits.
-            deadline_ns: by when it must end.
-            spared_10fj: energy that fewer changes may cost, where they have no price of their own.
-        """
-        is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
-        cost_10fj = partial(self.cost_10fj, idle_until_deadline=is_beyond_t_star)
-        least_10fj = _least_10fj(cost_10fj(free))
-        candidate = self.replay(self._seldom(free, deadline_ns, spared_10fj))
-        if cost_10fj(candidate) < least_10fj:
-            spared_10fj += self._energy_10fj(free, deadline_ns)
-            spared_10fj -= self._energy_10fj(candidate, deadline_ns)
-            candidate = self.replay(self._seldom(candidate, deadline_ns, spared_10fj))
-        return candidate if cost_10fj(candidate) >= least_10fj else free
 
     def near(self, deadline_ns: int) -> Replay:
         """A candidate that ends by a deadline not below T_min, for pictures and tables of many."""
@@ -277,12 +203,14 @@ class RarelyChangingCandidates(Candidates):
             NoPlanInTimeError: no free one was found.
         """
         if deadline_ns not in self._made:
-            candidate = self._kept_plain_candidate(deadline_ns)
-            if candidate is None:
+            kept = self._kept_plain_candidate(deadline_ns)
+            if kept is None:
                 free = self._free_by(deadline_ns, deadline_ns)
-                spared_10fj = max(0, self._spared_10fj(deadline_ns))
-                candidate = self._searched(free, deadline_ns, spared_10fj)
-            self._made[deadline_ns] = candidate
+                spared_10fj = self._most_energy_10fj(deadline_ns) - self._energy_10fj(
+                    free, deadline_ns
+                )
+                kept = self.replay(self._seldom(free, deadline_ns, max(0, spared_10fj)))
+            self._made[deadline_ns] = kept
         return self._made[deadline_ns]
 
     def _kept_plain_candidate(self, deadline_ns: int) -> Replay | None:
@@ -311,18 +239,15 @@ class RarelyChangingCandidates(Candidates):
         is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
         return self._free.best_by(time_ns, idle_until_deadline=is_beyond_t_star)
 
-    def _spared_10fj(self, deadline_ns: int) -> int:
-        """What the candidate for a deadline of the coarse grid may use beyond the free one, 10 fJ.
-
-        Below 0 where the free one just before the next deadline uses over 0.1% less.
-        """
+    def _most_energy_10fj(self, deadline_ns: int) -> int:
+        """What the candidate for a deadline of the grid may use, 10 fJ."""
         t_star_ns = self._frontier.min_energy_time_ns
         last_ns = max(deadline_ns, self._coarse_grid.first_after(deadline_ns) - 1)
         if deadline_ns <= t_star_ns:
             last_ns = min(last_ns, t_star_ns)
-        least_10fj = self._energy_10fj(self._free_by(last_ns, deadline_ns), deadline_ns)
-        own_10fj = self._energy_10fj(self._free_by(deadline_ns, deadline_ns), deadline_ns)
-        return least_10fj + least_10fj // ENERGY_PER_ALLOWANCE - own_10fj
+        free = self._free_by(last_ns, deadline_ns)
+        least_10fj = self._energy_10fj(free, deadline_ns)
+        return least_10fj + least_10fj // ENERGY_PER_ALLOWANCE
 
     def _energy_10fj(self, replay: Replay, deadline_ns: int) -> int:
         """Energy as it counts for a deadline: beyond T_star everybody waits until then."""
@@ -378,7 +303,8 @@ class RarelyChangingCandidates(Candidates):
         if not self.change_price_10fj:
             free = self._free.best_by(deadline_ns, idle_until_deadline=idle_until_deadline)
             least_10fj = self.cost_10fj(free, idle_until_deadline=idle_until_deadline)
-            return _least_10fj(least_10fj)
+            # A plan for clocks at once may cost somewhat more here than where it was compared.
+            return least_10fj if self._plain is None else least_10fj - least_10fj // KEPT_PART
         bound_10fj = self._free.bound_10fj(deadline_ns, idle_until_deadline=idle_until_deadline)
         if idle_until_deadline or frontier.profile.adjustments.by_parts is not None:
             return bound_10fj
@@ -392,12 +318,3 @@ class RarelyChangingCandidates(Candidates):
         )
         priced = PricedBound.of_paths(frontier, prices, paths)
         return max(bound_10fj, priced.energy_10fj(deadline_ns))
-
-
-def _least_10fj(free_10fj: int) -> int:
-    """What a candidate may cost at least, where the free one for its deadline costs so much, 10 fJ.
-
-    With fewer changes a search may come upon a better one, and a plan for clocks at once may cost
-    somewhat more here than where it was compared.
-    """
-    return free_10fj - free_10fj // _LUCK_PART
