@@ -70,9 +70,14 @@ def test_later_deadlines_never_use_more_in_a_large_pipeline(options: dict[str, A
     assert energies_j == sorted(energies_j, reverse=True)
 
 
-def test_prices_of_a_deadline_are_the_same_whatever_was_asked_before() -> None:
-    profile = envplan.Profile.builtin("sosp24-a40-gpt3-175b-8stage")
-    pipeline = envplan.Pipeline("1f1b", profile.num_stages, 24)
+@pytest.mark.parametrize(
+    ("name", "microbatches"), [("sosp24-a40-gpt3-175b-8stage", 24), ("a40-gpt3-1.3b-4stage", 6)]
+)
+def test_prices_of_a_deadline_are_the_same_whatever_was_asked_before(
+    name: str, microbatches: int
+) -> None:
+    profile = envplan.Profile.builtin(name)
+    pipeline = envplan.Pipeline("1f1b", profile.num_stages, microbatches)
     flows = []
     for earlier_parts in ((), (0.5,), (0.1, 0.9), (0.2003,)):
         frontier = Frontier.trace(

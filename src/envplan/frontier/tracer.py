@@ -296,11 +296,8 @@ class FrontierTracer:
         with self._lock:
             if time_ns not in self._anew:
                 with naming_units(self._path):
-                    interval = self._started_at(time_ns)
-                if interval is None:
-                    self.trace_fully()
-                    interval = self.main
-                interval.extend_to(time_ns)
+                    interval = self._started_at(time_ns) or self.main
+                    interval.extend_to(time_ns)
                 self._anew[time_ns] = interval.optimum_at(time_ns)
             return self._anew[time_ns]
 
