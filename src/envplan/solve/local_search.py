@@ -15,6 +15,8 @@ choices:
   choices are in time by a ns only, which are hard to find;
 - under a cap on the peak, plans made with power limits for single operations (peak_power.py).
 
+In large pipelines with late or held clocks, all get a short search and the best two a longer one.
+
 All this is done for every fourth deadline of a fixed grid (deadline_grid.py). For the others, a
 shorter search starts from the candidate for the last such one and from rounded optima. A candidate
 for a deadline often ends earlier, so the next one after that asked for is looked at, too. Where a
@@ -77,11 +79,11 @@ _MAX_WORK: Final = 3.0 * 10**8
 _MOVES_PER_OPERATION_UNDER_PEAK: Final = 350
 _MAX_WORK_UNDER_PEAK: Final = 2.5 * 10**6
 _SHORT_SEARCH_MOVES_SHARE: Final = 0.5  # for each start
-#: Large pipelines: of the first round from all starts, and of the second from the best of them,
-#: which begins at this part of the first one's temperature.
+#: In large pipelines: for each start at first, and then for each of the best starts.
 _FIRST_ROUND_MOVES_SHARE: Final = 0.3
-_BEST_STARTS: Final = 2
 _BEST_STARTS_MOVES_SHARE: Final = 0.5
+#: So many of the starts are the best, and go on at this part of their first temperature.
+_BEST_STARTS: Final = 2
 _COOLED: Final = 0.4
 _LONG_MOVES_SHARE: Final = 2.0  # where time is short; also of a round of polishing
 
@@ -371,11 +373,10 @@ class SearchedCandidates(GridCandidates):
             nearly_there += self._rounded_choices(rounded, deadline_ns)[1:]
         nearly_there += self._choices_under_cap(rounded, deadline_ns)
         starts += [_Start(choice, _FINAL_TEMPERATURE) for choice in nearly_there]
+        moves_share = 1.0
         if self._has_good_starts and len(starts) > _BEST_STARTS:
-            starts = self._best_starts(annealer, starts)
-            choices = self._annealed(annealer, starts, _BEST_STARTS_MOVES_SHARE)
-        else:
-            choices = self._annealed(annealer, starts)
+            starts, moves_share = self._best_starts(annealer, starts), _BEST_STARTS_MOVES_SHARE
+        choices = self._annealed(annealer, starts, moves_share)
         if not any(annealer.score(choice).holds for choice in choices):
             urgent = self.search(rounded, deadline_ns, lateness_price=_URGENT_LATENESS_PRICE)
             temperature = _ROUNDED_TEMPERATURES[0]
