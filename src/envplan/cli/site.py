@@ -35,7 +35,7 @@ from envplan.quantities import POWER
 
 if TYPE_CHECKING:
     from envplan.site import Budget, SiteJob, SitePlan
-    from envplan.site.model import JobShare, SiteInterval, SiteJobRecord
+    from envplan.site.model import JobAssignment, SiteInterval, SiteJobRecord
     from envplan.site.order_writer import OrderWriter
     from envplan.site.plan import SiteOverheads
     from envplan.site.shedding import ShedPoint
@@ -388,28 +388,30 @@ def _print_jobs(plan: SitePlan, interval: SiteInterval) -> None:
     ui.say(f"the next kilowatt is worth {_price(interval)}")
 
 
-def _job_columns(rows: Sequence[tuple[SiteJobRecord, JobShare]]) -> list[Column]:
+def _job_columns(rows: Sequence[tuple[SiteJobRecord, JobAssignment]]) -> list[Column]:
     return [
         text_column("job", [job.name for job, _ in rows]),
         value_column("GPUs", [job.gpus for job, _ in rows]),
-        text_column("plan", [_plan_words(share) for _, share in rows]),
-        number_column("iteration time (s)", [share.iteration_time_s for _, share in rows]),
-        percent_column("paused (%)", [100 * share.paused_share for _, share in rows]),
-        number_column("power (kW)", [share.power_w / _W_PER_KW for _, share in rows]),
+        text_column("plan", [_plan_words(assignment) for _, assignment in rows]),
+        number_column(
+            "iteration time (s)", [assignment.iteration_time_s for _, assignment in rows]
+        ),
+        percent_column("paused (%)", [100 * assignment.paused_share for _, assignment in rows]),
+        number_column("power (kW)", [assignment.power_w / _W_PER_KW for _, assignment in rows]),
         change_column(
             "change (%)",
-            [100 * (share.power_w / job.full_power_w - 1) for job, share in rows],
+            [100 * (assignment.power_w / job.full_power_w - 1) for job, assignment in rows],
         ),
     ]
 
 
-def _plan_words(share: JobShare) -> str:
+def _plan_words(assignment: JobAssignment) -> str:
     """The plan or plans that a job follows, such as "3, 4 for 38%"."""
-    if share.plan is None:
+    if assignment.plan is None:
         return "pause"
-    if share.faster_plan is None:
-        return str(share.plan)
-    return f"{share.plan}, {share.faster_plan} for {100 * share.faster_share:.0f}%"
+    if assignment.faster_plan is None:
+        return str(assignment.plan)
+    return f"{assignment.plan}, {assignment.faster_plan} for {100 * assignment.faster_share:.0f}%"
 
 
 def _print_intervals(plan: SitePlan) -> None:
