@@ -112,7 +112,7 @@ def curves(draw: st.DrawFn) -> PowerCurve:
 
 
 def best_value_by_modes(demands: list[Demand], power_w: float) -> float:
-    """The best use of a budget, by a linear program over allocations of time at each corner.
+    """The best use of a budget, by a linear program over shares of time at each corner.
 
     It knows nothing of slopes, pieces or prices.
     """
@@ -228,7 +228,7 @@ def test_plans_of_three_jobs_against_all_combinations(part: float, may_pause: bo
     assert value(alone) >= 0.99 * best
     if not may_pause:
         assert value(alone) <= best * (1 + 1e-12)
-        assert all(allocation.faster_plan is None for allocation in alone.intervals[0].jobs)
+        assert all(assignment.faster_plan is None for assignment in alone.intervals[0].jobs)
 
 
 @pytest.mark.parametrize("alternates", [True, False])
