@@ -224,7 +224,7 @@ READS_BY_ITSELF = {
     "profiling/sweep_file.py": "holds the file of a sweep open and locked to append to it",
     "profiling/waiting.py": "opens /dev/null",
     "runtime/iteration_counts.py": "shares a file of its own, open and locked",
-    "runtime/runlog.py": "holds its log open to append to it",
+    "runtime/run_log_file.py": "holds its log open to append to it",
     "runtime/status.py": "looks at the files of other users without following links",
     "runtime/service.py": "looks at the locks without following links",
     "sweep/running.py": "holds its journal open and locked",

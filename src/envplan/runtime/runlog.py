@@ -1,9 +1,7 @@
 """The run log: what operations took, and whatever went wrong, as JSON lines off the hot path.
 
-What the lines say is in run_records.py, how they are read in run_log_reader.py. Ranks may append to
-one file: each line is whole, on network file systems as well. A rank that has written its share
-goes on in a file of its own, NAME.rank3, and when that is full begins it anew and keeps the one
-before, NAME.rank3.old.
+What the lines say is in run_records.py, which files they are in in run_log_file.py, how they are
+read in run_log_reader.py. This is the thread that makes and writes them.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -21,14 +18,13 @@ from pathlib import Path
 from queue import Full, Queue
 from typing import Final
 
-from envplan._io.files import append_line
+from envplan.runtime.run_log_file import RunLogFile
 from envplan.runtime.run_records import RunEnded, RunEvent, RunRecord, RunStarted
 
 #: Lines that wait for the thread; further ones are dropped.
 MAX_WAITING_LINES: Final = 256
 #: How long `close` waits for the thread, s.
 CLOSE_TIMEOUT_S: Final = 10.0
-_OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 _logger = logging.getLogger("envplan.runtime")
 
@@ -57,11 +53,10 @@ class RunLog:
         self._listener = listener
         self._num_dropped_by_callers = 0  # counted by the callers
         self._num_unmade = 0  # counted by the thread
-        self._rank = rank
-        self._max_bytes = self._bytes_left = max_bytes
-        self._start_line = b""
         self.path = None if path is None else Path(path)
-        self._file = None if self.path is None else _open_or_warn(self.path)
+        self._file: RunLogFile | None = None
+        if self.path is not None:
+            self._file = _open_or_warn(self.path, rank=rank, max_bytes=max_bytes)
         self._queue: Queue[Callable[[], RunRecord] | None] = Queue(MAX_WAITING_LINES)
         self._thread = threading.Thread(target=self._run, name="envplan-log", daemon=True)
         self._thread.start()
@@ -124,48 +119,22 @@ class RunLog:
 
     def _close_file(self) -> None:
         if self._file is not None:
-            with suppress(OSError):  # the training may have closed all descriptors
-                os.close(self._file)
+            self._file.close()
             self._file = None
 
     def _write(self, record: RunRecord) -> None:
         if self._file is None:
             return
-        data = json.dumps(record.to_dict()).encode() + b"\n"
+        line = json.dumps(record.to_dict()).encode() + b"\n"
         if isinstance(record, RunStarted):
-            self._start_line = data
-        elif self._bytes_left <= 0:
-            self._rotate()
-        self._bytes_left -= len(data)
-        append_line(self._file, data)
-
-    def _rotate(self) -> None:
-        """Go on in a file of this rank's own, which begins with the `start` line, too."""
-        assert self.path is not None
-        assert self._file is not None
-        own_path = self.path.with_name(f"{self.path.name}.rank{self._rank}")
-        with suppress(FileNotFoundError):
-            own_path.replace(f"{own_path}.old")
-        full_file, self._file = self._file, os.open(own_path, _OPEN_FLAGS, 0o666)
-        os.close(full_file)
-        self._bytes_left = self._max_bytes
-        append_line(self._file, self._start_line)
+            self._file.append_start(line)
+        else:
+            self._file.append(line)
 
 
-def log_beside(freqplan: Path) -> Path:
-    """Where the run log of a frequency plan's file is, if nobody says it."""
-    stem = freqplan.name.removesuffix(".json").removesuffix(".freqplan")
-    return freqplan.with_name(f"{stem}.jsonl")
-
-
-def _open_or_warn(path: Path) -> int | None:
+def _open_or_warn(path: Path, *, rank: int, max_bytes: int) -> RunLogFile | None:
     try:
-        descriptor = os.open(path, _OPEN_FLAGS, 0o666)
+        return RunLogFile(path, rank=rank, max_bytes=max_bytes)
     except OSError as error:
         _logger.warning("%s: no run log: %s", path, error.strerror)
         return None
-    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # it would fill up, and nobody reads lines back
-        os.close(descriptor)
-        _logger.warning("%s: no run log: it is a pipe", path)
-        return None
-    return descriptor

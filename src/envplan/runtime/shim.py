@@ -57,6 +57,7 @@ from envplan.runtime.plan_follower import (
 )
 from envplan.runtime.rank_schedule import rank_schedules
 from envplan.runtime.ranks import RankNumber, number_of_process, number_or_none
+from envplan.runtime.run_log_file import log_beside
 from envplan.runtime.run_records import (
     ChangeTimes,
     ClockError,
@@ -66,7 +67,7 @@ from envplan.runtime.run_records import (
     RunStarted,
     StepRecord,
 )
-from envplan.runtime.runlog import RunLog, log_beside
+from envplan.runtime.runlog import RunLog
 from envplan.runtime.status import StatusFile
 from envplan.runtime.stragglers import num_before_reduction
 from envplan.runtime.timestamps import DeviceEvent, Timestamp

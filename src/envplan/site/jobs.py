@@ -48,7 +48,7 @@ from envplan.plan.frontier_file import (
 from envplan.planners.job import JobSpec
 from envplan.profile import Profile
 from envplan.quantities import PERCENT, TIME
-from envplan.runtime.runlog import log_beside
+from envplan.runtime.run_log_file import log_beside
 from envplan.site.curve import OperatingPoint, PowerCurve
 from envplan.site.ladder import JobLadder
 
