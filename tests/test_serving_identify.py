@@ -10,6 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tools.serving.measured_spread import (
+    nearest_loads,
+    other_versions,
+    relative_errors,
+    same_configuration,
+)
 
 from cli_helpers import envplan
 from envplan.errors import InputError
@@ -18,8 +24,10 @@ from envplan.serving.identify.agreement import contradictory, distinct
 from envplan.serving.identify.benchmark import Benchmark
 from envplan.serving.identify.catalogue import language_model, serving_gpu
 from envplan.serving.identify.fit import Level, fit_factors
+from envplan.serving.identify.model import predict
 from envplan.serving.identify.neighbours import shared_residuals
 from envplan.serving.identify.sweep_files import SweepFacts, read_sweep, rows_of_one_profile
+from envplan.serving.identify.terms import first_token_terms
 from envplan.serving.performance import Configuration
 from envplan.serving.profile import ServingProfile
 
@@ -248,6 +256,29 @@ def test_requests_of_one_instance_beside_all_tell_how_many_instances_there_were(
     assert configurator_row(tmp_path, concurrency=64, batch_size=64).num_workers == 1
 
 
+def test_the_first_token_of_alike_instances_is_that_of_one(tmp_path: Path) -> None:
+    one = configurator_row(tmp_path, concurrency=14, batch_size=14)
+    many = configurator_row(tmp_path, concurrency=448, batch_size=14)
+    terms = first_token_terms([one, many], np.full(2, 0.02))
+    assert terms[1] == pytest.approx(terms[0])
+
+
+def test_software_that_nobody_measured_is_not_predicted_from_an_odd_handful_of_rows() -> None:
+    usual = [
+        replace(row_of_length(2.0**power), first_token_s=2.0**power / 1e4, token_interval_s=0.02)
+        for power in range(7, 14)
+    ]
+    usual += [replace(row, concurrency=16, token_interval_s=0.022) for row in usual]
+    odd = [
+        replace(row, version="odd", first_token_s=30.0, token_interval_s=0.5) for row in usual[:4]
+    ]
+    new = replace(row_of_length(1024), gpu=serving_gpu("h200"))
+    without_odd = predict([*usual, new])
+    with_odd = predict([*usual, *odd, new])
+    assert with_odd.token_interval_s[-1] == pytest.approx(without_odd.token_interval_s[-1], 1e-3)
+    assert with_odd.first_token_s[-1] == pytest.approx(without_odd.first_token_s[-1], 1e-3)
+
+
 def test_tensor_parallelism_that_no_model_can_be_split_by_is_a_sum_of_workers(
     tmp_path: Path,
 ) -> None:
@@ -357,3 +388,20 @@ def test_residuals_are_not_shared_with_other_software_or_far_loads() -> None:
     assert found[1] == found[0] > 0.05
     assert found[2] == pytest.approx(0, abs=1e-6)
     assert found[3] == 0
+
+
+def test_measured_rows_predict_each_other_by_what_differs() -> None:
+    few, row, many = (
+        replace(
+            row_of_length(1024), concurrency=requests, first_token_s=first, token_interval_s=0.02
+        )
+        for requests, first in ((4, 0.1), (8, 0.3), (16, 0.4))
+    )
+    again = replace(row, first_token_s=0.2)
+    newer = replace(row, version="newer", first_token_s=0.6)
+    rows = [few, row, many, again, newer]
+    assert same_configuration(rows) == [[], [3], [], [1], []]
+    assert other_versions(rows) == [[], [4], [], [4], [1, 3]]
+    assert nearest_loads(rows) == [[], [0, 2], [], [0, 2], []]
+    first_tokens = relative_errors(rows, nearest_loads(rows))[:, 1]
+    assert first_tokens == pytest.approx([0.0, 1 / 3])

@@ -8,7 +8,8 @@ table like silicon.csv.gz whose rows are predicted from all of silicon.csv.gz. W
 all configurations is kept aside in each of five turns, so that every row is predicted once from
 others; then the same with whole series of loads; then, one after the other, some pairs of model
 and GPU are kept aside. Repeated measurements count once, and rows that others contradict do not
-count (`identify.agreement`), neither where the fit learns nor where it is judged. Below ROOT,
+count (`identify.agreement`), neither where the fit learns nor where it is judged. Before that come
+errors of rows that other rows predict without any model (`measured_spread`). Below ROOT,
 profiles/serving gets factors.json and a profile for each of PROFILES.
 """
 
@@ -26,6 +27,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from tools.serving.measured_spread import print_spread
 
 from envplan._io.files import atomic_write
 from envplan.serving.identify.agreement import contradictory, distinct
@@ -329,6 +331,8 @@ def judge(serving: Path, other: Path | None) -> None:
         return
     series = [repr((row.parallelism, row.input_tokens, row.output_tokens)) for row in rows]
     loads = [f"{name}, {row.concurrency}" for name, row in zip(series, rows, strict=True)]
+    print_spread("all distinct measurements", distinct(read_sweep(serving / "silicon.csv.gz")))
+    print_spread("judged rows", rows)
     report("kept aside", *predicted_apart(rows, turns(loads)), num_worst=_WORST)
     report("series kept aside", *predicted_apart(rows, turns(series)))
     aggregated = [row for row in rows if not row.disaggregated]

@@ -1,8 +1,10 @@
 """Times of any benchmark row, by factors of what is known about its engine, GPU and model.
 
 Two fits follow each other. The general one has few factors: of each engine, of each engine on each
-GPU, and of each model. It predicts what nobody measured. Rows of the same software on the same kind
-of GPU then get factors of their own around these, and each of their parallelisms around those.
+GPU, and of each model. Rows of the same software on the same kind of GPU then get factors of their
+own around these, and each of their parallelisms around those. Software that nobody measured has the
+general factors alone, of a fit to software that was measured often: a handful of rows may be of one
+odd setting, which says nothing about other models and GPUs.
 What these leave of the rows of a software is shared among its like loads (`neighbours`).
 """
 
@@ -16,7 +18,7 @@ import numpy as np
 
 from envplan.serving.classes import FloatArray
 from envplan.serving.identify.benchmark import Benchmark
-from envplan.serving.identify.fit import Level, fit_factors, grouped
+from envplan.serving.identify.fit import Groups, Level, fit_factors, grouped
 from envplan.serving.identify.neighbours import shared_residuals
 from envplan.serving.identify.terms import first_token_terms, step_terms
 
@@ -31,6 +33,8 @@ _SOFTWARE_COMMON_SPREAD: Final = 0.3
 _PARALLELISM_SPREAD: Final = 0.3
 _PARALLELISM_COMMON_SPREAD: Final = 0.2
 _GENERAL_NOISE: Final = 0.12
+#: Rows that a software must have for those that nobody measured to learn from it.
+_MANY_ROWS: Final = 10
 INTERVAL_NOISE: Final = 0.06
 _FIRST_TOKEN_NOISE: Final = 0.08
 #: Noise of single rows around what rows of like loads have in common beside the terms.
@@ -89,9 +93,9 @@ def _measured(times_s: Sequence[float | None]) -> FloatArray:
 def _factors(
     rows: Sequence[Benchmark], terms: FloatArray, measured_s: FloatArray, noise: float
 ) -> FloatArray:
-    general = general_factors(rows, terms, measured_s)
-    factors = np.empty_like(general)
     software = grouped([row.software for row in rows])
+    general = _centre(rows, software, terms, measured_s)
+    factors = np.empty_like(general)
     for number in range(int(software.max()) + 1):
         members = np.flatnonzero(software == number)
         factors[members] = fit_factors(
@@ -102,6 +106,20 @@ def _factors(
             noise=noise,
         )
     return factors
+
+
+def _centre(
+    rows: Sequence[Benchmark], software: Groups, terms: FloatArray, measured_s: FloatArray
+) -> FloatArray:
+    """General factors that each row's own deviate from, (rows, terms)."""
+    centre = general_factors(rows, terms, measured_s)
+    num_measured = np.bincount(software, weights=np.isfinite(measured_s))[software]
+    is_new = num_measured == 0
+    is_often = num_measured >= _MANY_ROWS
+    if is_new.any() and is_often.any():
+        measured_often_s = np.where(is_often, measured_s, np.nan)
+        centre[is_new] = general_factors(rows, terms, measured_often_s)[is_new]
+    return centre
 
 
 def general_factors(

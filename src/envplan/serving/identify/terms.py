@@ -161,12 +161,14 @@ def _first_token_terms(row: Benchmark, token_interval_s: float) -> list[float]:
     cache_bytes = tokens * row.kv_bytes_per_token
     # A request waits for a place as long as others keep theirs.
     too_many = max(0.0, row.instance_concurrency / row.max_batch - 1)
+    # Alike instances have software of their own; workers of one deployment share what is in front.
+    under_way = row.concurrency if row.disaggregated else row.instance_concurrency
     return [
         _FIRST_TOKEN_S,
         prompt.dense_s,
         prompt.expert_s,
         _QUEUED_SHARE * row.concurrency / row.prefill_workers * prompt.queued_s,
-        row.concurrency * _UNDER_WAY_S,
+        under_way * _UNDER_WAY_S,
         model.weight_bytes(row.precision) / (row.prefill_gpus * gpu.bandwidth),
         exchanged_bytes / gpu.link if row.prefill_gpus > 1 else 0.0,
         cache_bytes / _TRANSFER_BANDWIDTH if row.disaggregated else 0.0,
