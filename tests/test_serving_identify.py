@@ -263,7 +263,7 @@ def test_the_first_token_of_alike_instances_is_that_of_one(tmp_path: Path) -> No
     assert terms[1] == pytest.approx(terms[0])
 
 
-def test_software_that_nobody_measured_is_not_predicted_from_an_odd_handful_of_rows() -> None:
+def test_a_pair_that_nobody_measured_is_not_predicted_from_an_odd_handful_of_rows() -> None:
     usual = [
         replace(row_of_length(2.0**power), first_token_s=2.0**power / 1e4, token_interval_s=0.02)
         for power in range(7, 14)

@@ -2,9 +2,9 @@
 
 Two fits follow each other. The general one has few factors: of each engine, of each engine on each
 GPU, and of each model. Rows of the same software on the same kind of GPU then get factors of their
-own around these, and each of their parallelisms around those. Software that nobody measured has the
-general factors alone, of a fit to software that was measured often: a handful of rows may be of one
-odd setting, which says nothing about other models and GPUs.
+own around these, and each of their parallelisms around those. A model on a GPU where nobody
+measured it has the general factors alone, of a fit to software that was measured often: a handful
+of rows may be of one odd setting, which says nothing about other models and GPUs.
 What these leave of the rows of a software is shared among its like loads (`neighbours`).
 """
 
@@ -33,7 +33,7 @@ _SOFTWARE_COMMON_SPREAD: Final = 0.3
 _PARALLELISM_SPREAD: Final = 0.3
 _PARALLELISM_COMMON_SPREAD: Final = 0.2
 _GENERAL_NOISE: Final = 0.12
-#: Rows that a software must have for those that nobody measured to learn from it.
+#: Rows that a software must have for pairs of model and GPU that nobody measured to learn from it.
 _MANY_ROWS: Final = 10
 INTERVAL_NOISE: Final = 0.06
 _FIRST_TOKEN_NOISE: Final = 0.08
@@ -113,9 +113,10 @@ def _centre(
 ) -> FloatArray:
     """General factors that each row's own deviate from, (rows, terms)."""
     centre = general_factors(rows, terms, measured_s)
-    num_measured = np.bincount(software, weights=np.isfinite(measured_s))[software]
-    is_new = num_measured == 0
-    is_often = num_measured >= _MANY_ROWS
+    is_measured = np.isfinite(measured_s)
+    pair = grouped([(row.pair, row.disaggregated) for row in rows])
+    is_new = np.bincount(pair, weights=is_measured)[pair] == 0
+    is_often = np.bincount(software, weights=is_measured)[software] >= _MANY_ROWS
     if is_new.any() and is_often.any():
         measured_often_s = np.where(is_often, measured_s, np.nan)
         centre[is_new] = general_factors(rows, terms, measured_often_s)[is_new]
