@@ -361,8 +361,17 @@ class StageWalk {
     }
   }
 
+  // A clock before an operation that its own clock is late for: what beginning a segment costs is
+  // cost + (late_cost + rest * what the operation costs at its own clock).
+  struct LateWay {
+    double least;  // of that for any row
+    double cost, late_cost, rest;
+    Index clock;
+  };
+
   // Begins segments at k by rows that are late for `by` ns, and run at the clock before until then.
-  // It takes most of the time where clocks come late, so its loop over pairs of clocks is plain.
+  // It takes most of the time where clocks come late. Ways are tried by what they cost at least, so
+  // that few of them are.
   void enter_late(Index k, const std::vector<Leaving>& list, const std::vector<double>& by,
                   Segments* entered) {
     if (list.empty()) return;
@@ -370,29 +379,42 @@ class StageWalk {
       const auto count = static_cast<Index>(rows.size());
       own_cost_.resize(count);
       for (Index j = 0; j < count; ++j) own_cost_[j] = cost(k, rows[j]);
-      cheapest_.assign(count, kInf);
-      clock_before_.assign(count, kNone);
+      const double least_own = *std::min_element(own_cost_.begin(), own_cost_.end());
+      late_ways_.clear();
       for (Index a = 0; a < num_clocks_; ++a) {
         if (!(list[a].cost < kInf)) continue;
         const Index other = p_.row_at(rows.front(), a);
         const double share = std::min(1.0, by[a] / time(other));
         const double late_cost = share * cost(k, other), rest = 1 - share;
-        for (Index j = 0; j < count; ++j) {
-          const double mixed = list[a].cost + (late_cost + rest * own_cost_[j]);
-          if (mixed < cheapest_[j] && p_.rows[rows[j]].clock != a) {
-            cheapest_[j] = mixed;
-            clock_before_[j] = a;
-          }
-        }
+        const double least = list[a].cost + (late_cost + rest * least_own);
+        late_ways_.push_back({least, list[a].cost, late_cost, rest, a});
       }
+      std::sort(late_ways_.begin(), late_ways_.end(),
+                [](const LateWay& one, const LateWay& other) { return one.least < other.least; });
       for (Index j = 0; j < count; ++j) {
-        const Index a = clock_before_[j];
+        const auto [cheapest, a] = cheapest_late_way(own_cost_[j], p_.rows[rows[j]].clock);
         if (a == kNone) continue;
         const Index other = p_.row_at(rows[j], a);
         const double share = std::min(1.0, by[a] / time(other));
-        enter(k, p_.rows[rows[j]].clock, cheapest_[j], {list[a], rows[j], other, share}, entered);
+        enter(k, p_.rows[rows[j]].clock, cheapest, {list[a], rows[j], other, share}, entered);
       }
     }
+  }
+
+  // The least cost of a late way to a row of another clock, and the clock before; of several of one
+  // cost the lowest.
+  std::pair<double, Index> cheapest_late_way(double own_cost, Index own_clock) const {
+    double cheapest = kInf;
+    Index before = kNone;
+    for (const LateWay& way : late_ways_) {
+      if (way.least > cheapest) break;
+      if (way.clock == own_clock) continue;
+      const double mixed = way.cost + (way.late_cost + way.rest * own_cost);
+      if (mixed > cheapest || (mixed == cheapest && way.clock > before)) continue;
+      cheapest = mixed;
+      before = way.clock;
+    }
+    return {cheapest, before};
   }
 
   // The rows of a table that have a clock, apart where other rows stand for them at some clock.
@@ -549,9 +571,8 @@ class StageWalk {
   std::vector<double> least_at_, longest_at_;
   std::vector<Index> least_row_at_, asking_row_at_;
   std::vector<std::vector<std::vector<Index>>> alike_rows_;  // by table, where they were asked for
-  // Scratch, by row: its own cost, the least with a late clock, and the clock before there.
-  std::vector<double> own_cost_, cheapest_;
-  std::vector<Index> clock_before_;
+  std::vector<double> own_cost_;                             // scratch, by row
+  std::vector<LateWay> late_ways_;                           // scratch
   std::vector<Leaving> mature_;  // by clock: segments that are held for long enough
   std::vector<Segments> young_;  // others
   std::vector<Entry> entries_;   // (operations, clocks) how segments began
