@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ortools.linear_solver.pywraplp import Solver, Variable
 
 #: Trial prices at most, for so many classes of prices; fewer where there are more classes.
-_MAX_ROUNDS: Final = 45
+_MAX_ROUNDS: Final = 32
 _CLASSES_FOR_MAX_ROUNDS: Final = 470
 _MIN_ROUNDS: Final = 8
 #: Where there are more classes, the linear programs take too long.
