@@ -4,15 +4,19 @@ The two real hours under every policy that knows only the past; with `days` two 
 real-shaped week under some policies, with `weeks` the weeks under all. Beside each policy stand the
 fixed fleets of least energy that meet as many SLOs, found with hindsight. What comes of a trace is
 kept in benchmarks/data/serving_baselines.json; docs/results-baselines.md is written from all that
-is kept. The hours take some seconds of CPU, the days some minutes, the weeks more than an hour.
+is kept. Replays of a trace are kept in build/serving_baselines/ until all of it is done, so that a
+run that was stopped goes on. The hours take some seconds of CPU, the days some minutes, the weeks
+more than an hour.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import pickle
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +24,8 @@ from benchmarks.report import table
 from benchmarks.running import note
 from envplan._io.files import atomic_write
 from envplan.errors import NoAnswerError
-from envplan.serving import ServingProfile, Settings, Trace
-from envplan.serving.fixed_fleets import rivals_of
+from envplan.serving import ServingProfile, Settings, Simulation, Trace
+from envplan.serving.fixed_fleets import FixedFleets, Rivals
 from envplan.serving.metrics import kwh
 from envplan.serving.observed_trace import observe_trace
 from envplan.serving.policies import POLICIES
@@ -30,6 +34,7 @@ from envplan.serving.trace import make_week
 
 ROOT: Final = Path(__file__).parent.parent
 STORE: Final = ROOT / "benchmarks" / "data" / "serving_baselines.json"
+KEPT: Final = ROOT / "build" / "serving_baselines"
 PAGE: Final = ROOT / "docs" / "results-baselines.md"
 HOURS: Final = ("azure-2023-code", "azure-2023-conversation")
 WEEKS: Final = ("coding-week", "conversation-week")
@@ -57,30 +62,77 @@ what changes over time save. The worst row comes first. All is modelled (see [se
 """
 
 
-def run_trace(name: str) -> list[dict[str, Any]]:
-    """Every policy that fits on a trace, or some on days of a week, beside its rivals."""
-    settings = Settings(past_s=PASTS_S[name])
-    observed = observe_trace(ServingProfile.builtin(), open_trace(name), settings)
-    simulations = []
-    for policy in DAYS_POLICIES if name in DAYS else POLICIES:
-        try:
-            simulations.append(replay_policy(policy, observed, settings))
-        except NoAnswerError as error:
-            note(str(error))
-    results = []
-    begin_s = time.process_time()
-    for rivals in rivals_of(observed, settings, simulations):
-        policy_result = rivals.policy
-        results.append(
-            {
-                "policy": policy_result.policy,
-                "energy_j": policy_result.energy_j,
-                "slo_attainment": policy_result.slo_attainment,
-                **rivals.to_dict(),
-            }
+class KeptReplays(MutableMapping[str, Simulation]):
+    """Replays of a trace, by policy or fixed fleet, a file each: a run that stopped goes on there.
+
+    Whoever changes how replays go throws them away: files do not know by which code they were made.
+
+    Args:
+        trace: its name.
+        profile: with which it is replayed.
+        settings: of the replays.
+    """
+
+    def __init__(self, trace: str, profile: ServingProfile, settings: Settings) -> None:
+        made_with = hashlib.sha256(f"{profile.sha256} {settings}".encode()).hexdigest()
+        self._trace = trace
+        self._folder = KEPT / f"{trace} {made_with[:12]}"
+        self._last_s = time.process_time()
+
+    def __getitem__(self, name: str) -> Simulation:
+        path = self._path(name)
+        if not path.exists():
+            raise KeyError(name)
+        simulation: Simulation = pickle.loads(path.read_bytes())
+        return simulation
+
+    def __setitem__(self, name: str, simulation: Simulation) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(self._path(name), pickle.dumps(simulation))
+        now_s = time.process_time()
+        note(
+            f"{self._trace}, {name}: {kwh(simulation.energy_j)} kWh, "
+            f"{100 * simulation.slo_attainment:.4f}% of SLOs met, {now_s - self._last_s:.1f} s"
         )
-        note(f"{name}, {policy_result.policy}: {time.process_time() - begin_s:.1f} s")
-    return results
+        self._last_s = now_s
+
+    def __delitem__(self, name: str) -> None:
+        self._path(name).unlink()
+
+    def __iter__(self) -> Iterator[str]:
+        return (path.stem for path in sorted(self._folder.glob("*.pickle")))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.pickle"
+
+
+def run_trace(name: str) -> Iterator[dict[str, Any]]:
+    """Every policy that fits on a trace, or some on days of a week, beside its rivals."""
+    profile, settings = ServingProfile.builtin(), Settings(past_s=PASTS_S[name])
+    observed = observe_trace(profile, open_trace(name), settings)
+    replays = KeptReplays(name, profile, settings)
+    fixed_fleets = FixedFleets(observed, settings, replays=replays)
+    for policy in DAYS_POLICIES if name in DAYS else POLICIES:
+        if policy not in replays:
+            try:
+                replays[policy] = replay_policy(policy, observed, settings)
+            except NoAnswerError as error:
+                note(str(error))
+                continue
+        yield _result(fixed_fleets.beside(replays[policy]))
+    replays.clear()
+
+
+def _result(rivals: Rivals) -> dict[str, Any]:
+    return {
+        "policy": rivals.policy.policy,
+        "energy_j": rivals.policy.energy_j,
+        "slo_attainment": rivals.policy.slo_attainment,
+        **rivals.to_dict(),
+    }
 
 
 def open_trace(name: str) -> Trace:
@@ -142,8 +194,11 @@ def main() -> None:
     longer = {"days": DAYS, "weeks": WEEKS}
     asked = [name for argument in sys.argv[1:] for name in longer[argument]]
     for name in (*HOURS, *asked):
-        kept = {**stored(), name: run_trace(name)}
-        atomic_write(STORE, json.dumps(kept, indent=1) + "\n")
+        results = []
+        for result in run_trace(name):
+            results.append(result)
+            atomic_write(STORE, json.dumps({**stored(), name: results}, indent=1) + "\n")
+            note(f"{name}, {result['policy']}: saved {_saved_percent(result):.1f}% or more")
     atomic_write(PAGE, page())
 
 

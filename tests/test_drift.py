@@ -19,7 +19,12 @@ from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.runtime import Shim
 from envplan.runtime.drift import measure_drift, replan, rescale
-from envplan.runtime.run_log_reader import LoggedStep, parse_line, read_run_log, steps_of_plan
+from envplan.runtime.run_log_reader import (
+    LoggedStep,
+    iterations_of_plan,
+    parse_line,
+    read_run_log,
+)
 from envplan.solve import trace_frontier
 from fake_nvml import FakeNvml, fake_nvml
 
@@ -47,7 +52,7 @@ def step_line(*operations: list[Any], stage: int = 0, step: int = 3) -> dict[str
 
 
 def run_steps(plan: Plan) -> list[LoggedStep]:
-    return list(steps_of_plan(map(parse_line, run_lines(plan)), "ab" * 32))
+    return list(iterations_of_plan(map(parse_line, run_lines(plan)), "ab" * 32))
 
 
 def parsed(line: dict[str, Any]) -> LoggedStep:
@@ -149,8 +154,8 @@ def test_lines_without_clocks_or_of_another_job_are_refused(
 
 def test_only_runs_of_the_plan_count(plan: Plan) -> None:
     lines = list(map(parse_line, run_lines(plan)))
-    assert len(list(steps_of_plan(lines, "ab" * 32))) == 8
-    assert list(steps_of_plan(lines, "cd" * 32)) == []
+    assert len(list(iterations_of_plan(lines, "ab" * 32))) == 8
+    assert list(iterations_of_plan(lines, "cd" * 32)) == []
 
 
 def test_cut_last_line_of_a_log_is_passed_over_but_a_broken_one_is_named(tmp_path: Path) -> None:
@@ -261,5 +266,5 @@ def test_refine_refuses_a_log_of_another_plan_and_to_overwrite(tmp_path: Path) -
     assert_refused(ran, 2, "choose another output file")
     (tmp_path / "plan.json").write_text((tmp_path / "plan.json").read_text() + "\n")
     ran = envplan("refine", "plan.json", "run.jsonl", cwd=tmp_path)
-    assert_refused(ran, 2, "no measured step")
+    assert_refused(ran, 2, "no measured iteration")
     assert not (tmp_path / "profile.refined.csv").exists()

@@ -16,7 +16,7 @@ from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
 from envplan.runtime.iteration_counts import IterationCounts
 from envplan.runtime.plan_follower import IterationOutcome
-from envplan.runtime.run_log_reader import iterations_of_plan, read_run_log
+from envplan.runtime.run_log_reader import iteration_counts_of_plan, read_run_log
 from fake_nvml import FakeNvml, fake_nvml, wait_for
 from shim_helpers import frequency_plan
 
@@ -63,7 +63,7 @@ def test_the_iterations_of_a_killed_run_are_told_by_the_next_one(
     (killed,) = [line for line in lines if line["event"] == "killed"]
     assert killed["iterations"] == {"followed": 3, "no operation": 1}
     read = list(read_run_log([tmp_path / "run.jsonl"]))
-    assert iterations_of_plan(read, "ab" * 32) == {"followed": 4, "no operation": 1}
+    assert iteration_counts_of_plan(read, "ab" * 32) == {"followed": 4, "no operation": 1}
     with Shim(tmp_path / "run.freqplan.json", rank=0, world_size=1):
         pass  # the last run was not killed
     assert [line["event"] for line in events(tmp_path / "run.jsonl")].count("killed") == 1

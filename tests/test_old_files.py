@@ -14,7 +14,7 @@ from envplan.check.files import check_file
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.plan import find_profile
 from envplan.runtime.drift import measure_drift
-from envplan.runtime.run_log_reader import read_run_log, steps_of_plan
+from envplan.runtime.run_log_reader import iterations_of_plan, read_run_log
 from envplan.solve import trace_job
 from envplan.sweep import read_config, run_sweep
 
@@ -64,7 +64,9 @@ def test_logs_and_sweeps_of_a_release_go_on(tmp_path: Path) -> None:
     copy = shutil.copytree(RELEASED, tmp_path / "copy")
     plan = Plan.load(copy / "plan.json")
     frequency_plan = FrequencyPlan.load(copy / "run.freqplan.json")
-    followed = list(steps_of_plan(read_run_log([copy / "run.jsonl"]), frequency_plan.plan_sha256))
+    followed = list(
+        iterations_of_plan(read_run_log([copy / "run.jsonl"]), frequency_plan.plan_sha256)
+    )
     assert measure_drift(plan, find_profile(plan.profile, copy / "plan.json"), followed)
     swept = run_sweep(read_config(copy / "sweep.toml"), copy / "sweep.csv.journal", jobs=1)
     assert (swept.computed, swept.failures) == (0, [])

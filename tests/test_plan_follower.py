@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from envplan.pipeline import Pipeline
 from envplan.runtime.plan_follower import IterationOutcome, PlanFollower, outcomes_in_words
 from envplan.runtime.rank_schedule import rank_schedules
-from envplan.runtime.run_log_reader import LoggedLine, iterations_of_plan
+from envplan.runtime.run_log_reader import LoggedLine, iteration_counts_of_plan
 from shim_helpers import frequency_plan
 
 SCHEDULES = ("1f1b", "gpipe")
@@ -99,5 +99,5 @@ def test_refine_counts_as_the_run_log_does() -> None:
         LoggedLine(event="start", rank=0, plan_sha256="cd"),
         LoggedLine(event="end", rank=0, iterations={"followed": 7}),
     ]
-    assert iterations_of_plan(lines, "ab") == {"followed": 8, "cut short": 1}
-    assert iterations_of_plan(lines, "ef") == {}
+    assert iteration_counts_of_plan(lines, "ab") == {"followed": 8, "cut short": 1}
+    assert iteration_counts_of_plan(lines, "ef") == {}

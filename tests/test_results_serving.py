@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks import serving_baselines
+from benchmarks.serving_baselines import KeptReplays
 from benchmarks.serving_results import page
 from benchmarks.serving_runs import HOURS, Job, jobs, run, stored
+
+from envplan.serving import ServingProfile, Settings, Trace, simulate
 
 ROOT = Path(__file__).parent.parent
 QUICK = [job for job in jobs() if job.group == "hours" and job.policy in ("DynamoLLM", "envplan")]
@@ -14,6 +18,24 @@ QUICK = [job for job in jobs() if job.group == "hours" and job.policy in ("Dynam
 
 def test_the_page_is_what_the_stored_results_make() -> None:
     assert (ROOT / "docs" / "results-serving.md").read_text(encoding="utf-8") == page()
+
+
+def test_replays_of_a_stopped_run_are_there_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_baselines, "KEPT", tmp_path)
+    profile, settings = ServingProfile.builtin(), Settings(past_s=900.0)
+    trace = Trace.open(HOURS[0])
+    simulation = simulate(profile, trace, "static", settings)
+    stopped = KeptReplays(HOURS[0], profile, settings)
+    stopped["static"] = simulation
+    replays = KeptReplays(HOURS[0], profile, settings)
+    assert list(replays) == ["static"]
+    assert replays["static"].to_dict() == simulation.to_dict()
+    assert "static" not in KeptReplays(HOURS[1], profile, settings)
+    assert "static" not in KeptReplays(HOURS[0], profile, Settings())
+    replays.clear()
+    assert not stopped
 
 
 def test_what_is_stored_is_of_replays_of_the_page_in_their_order() -> None:

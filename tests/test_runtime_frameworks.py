@@ -196,7 +196,7 @@ def test_deepspeed_engine_tells_of_every_operation_by_order() -> None:
     steps: list[int] = []
     taken = engine.train_batch
     hooks = deepspeed.attach(listener, engine)
-    hooks.after_step = lambda: steps.append(1)
+    hooks.after_iteration = lambda: steps.append(1)
     assert engine.train_batch() == "loss"
     assert engine.eval_batch() == "logits"
     taken()  # before the plan was followed, and all the same

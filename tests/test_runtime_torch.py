@@ -222,7 +222,7 @@ class Gather:
 
 
 @pytest.mark.parametrize("looks", [0, 1, 5])
-def test_ranks_of_a_pipeline_change_plans_at_the_same_step_whenever_results_arrive(
+def test_ranks_of_a_pipeline_change_plans_in_the_same_iteration_whenever_results_arrive(
     monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:
     def all_gather(times: list[Any], own_time: Any, **_: Any) -> Gather:
@@ -243,6 +243,6 @@ def test_ranks_of_a_pipeline_change_plans_at_the_same_step_whenever_results_arri
     watch = StragglerWatch(shim)
     steps: list[None] = []
     for _ in range(6):
-        watch.step()
+        watch.after_iteration()
         steps.append(None)
     assert told == [(2, None), (3, None), (4, 1.3), (5, 1.3)]

@@ -312,6 +312,36 @@ def test_a_profile_keeps_the_classes_that_it_is_copied_with(
     assert_refused(ran, 2, "there is no class 'LL'; the classes are chat, rest")
 
 
+def test_check_says_how_to_go_on_with_files_of_own_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.toml").write_text(CHAT_AND_REST)
+    (tmp_path / "own.csv").write_text("timestamp,class\n0,chat\n1,rest\n")
+    (tmp_path / "common.csv").write_text("timestamp,class\n0,SS\n1,LL\n")
+    done("serving profile --classes c.toml -o my.csv")
+    own_trace = done("check own.csv")
+    assert "envplan serving compare --trace own.csv --classes CLASSES\n" in own_trace
+    assert "envplan serving compare --trace common.csv\n" in done("check common.csv")
+    assert "envplan serving solve my.csv --load chat=20000,rest=8000\n" in done("check my.csv")
+
+
+def test_commands_suggest_the_next_one_for_the_same_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.toml").write_text(CHAT_AND_REST)
+    (tmp_path / "t.csv").write_text("timestamp,class\n0,chat\n1,rest\n")
+    service = ["--classes", "c.toml", "--slo", "rest=2,0.15"]
+    shown = told("serving", "profile", *service)
+    loads = "--load chat=20000,rest=8000"
+    assert shown["next"] == f"envplan serving solve {' '.join(service)} {loads}"
+    copied = told("serving", "profile", *service, "-o", "my.csv")
+    assert copied["next"] == f"envplan serving solve my.csv --slo rest=2,0.15 {loads}"
+    replayed = told("serving", "simulate", *service, "--trace", "t.csv", "--policy", "SinglePool")
+    assert replayed["next"] == f"envplan serving compare {' '.join(service)} --trace t.csv"
+
+
 def test_a_load_of_no_class_is_refused() -> None:
     ran = envplan("serving", "solve", "--load", "chat=9")
     assert_refused(ran, 2, "there is no class 'chat'; the classes are SS, SM")

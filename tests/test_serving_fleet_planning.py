@@ -174,6 +174,27 @@ def test_no_number_of_instances_that_holds_draws_less_than_the_shared_fleet(
     assert held.power_w == pytest.approx(least_w, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("profile", "loads", "gpus", "configuration"),
+    [
+        # By their curves, four instances are needed: the fifth best configuration. Three hold.
+        ("b200-deepseek-r1", {"SS": 20e3, "MM": 8e3, "LL": 3e3}, 64, Configuration(8, 982)),
+        # Four, which are too many, are what its curve says.
+        ("b200-deepseek-r1", {"SS": 20e3, "MM": 8e3, "LL": 3e3}, 24, Configuration(8, 982)),
+        # Three by its curve, the sixth best configuration.
+        ("h100-llama2-70b", {"SS": 2000.0, "LL": 300.0}, 64, Configuration(2, 795)),
+    ],
+)
+def test_a_shared_fleet_of_fewer_instances_than_its_curve_says_is_found(
+    profile: str, loads: dict[str, float], gpus: int, configuration: Configuration
+) -> None:
+    opened = ServingProfile.open(profile)
+    requests_s = {name: load / opened.classes[name].tokens for name, load in loads.items()}
+    held = shared_fleet(opened, requests_s, gpus, slo_quantile=99.0)
+    assert held.fleet.first.configuration == configuration
+    assert held.fleet.gpus <= gpus
+
+
 @pytest.mark.parametrize("planner", ["exact", "hierarchical"])
 @pytest.mark.parametrize("merge", [False, True])
 def test_a_plan_at_one_lower_clock_is_compared_with_fleets_at_all_clocks(

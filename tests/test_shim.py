@@ -25,7 +25,7 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
 from envplan.runtime.iteration_energy import IterationEnergyMeter
-from envplan.runtime.run_log_reader import read_run_log, steps_of_plan
+from envplan.runtime.run_log_reader import iterations_of_plan, read_run_log
 from envplan.runtime.run_records import StepRecord
 from fake_nvml import UNKNOWN, FakeNvml, fake_nvml, wait_for
 from shim_helpers import A40, CLOCKS, frequency_plan
@@ -579,7 +579,7 @@ def test_log_that_is_full_goes_on_in_a_file_of_its_own(fake_nvml: FakeNvml, tmp_
     first, own, old = sorted(tmp_path.glob("run.jsonl*"))
     assert [own.name, old.name] == ["run.jsonl.rank0", "run.jsonl.rank0.old"]
     assert all(file.stat().st_size < 6000 for file in (first, own, old))
-    kept = list(steps_of_plan(read_run_log([first, old, own]), shim.plan.plan_sha256))
+    kept = list(iterations_of_plan(read_run_log([first, old, own]), shim.plan.plan_sha256))
     assert kept[0].step == 0
     assert kept[-1].step == 49
     newest = list(read_run_log([own]))

@@ -30,7 +30,7 @@ from envplan.site.curve import OperatingPoint, PowerCurve
 from envplan.site.jobs import frontier_sha256
 from envplan.site.peaks import peak_powers_w
 from envplan.site.plan import SiteOverheads
-from envplan.site.sharing import Demand, Market, Slot, share_over_time
+from envplan.site.sharing import Demand, Market, Slot, allocate_over_time
 from envplan.site.shedding import shed_curve
 from envplan.units import POWER_UNITS_PER_W
 
@@ -143,11 +143,11 @@ def test_no_use_of_a_budget_is_worth_more(demands: list[Demand], part: float) ->
     full_w = sum(float(demand.curve.power_w[-1]) for demand in demands)
     power_w = least_w + part * (full_w - least_w)
     market = Market(demands)
-    share = market.share(power_w)
-    assert share.power_w <= power_w * (1 + 1e-12)
-    assert share.value == pytest.approx(best_value_by_modes(demands, power_w), rel=1e-9)
-    assert share.value == pytest.approx(market.best_value(power_w), rel=1e-12)
-    for demand, throughput in zip(demands, share.throughput.tolist(), strict=True):
+    allocation = market.allocate(power_w)
+    assert allocation.power_w <= power_w * (1 + 1e-12)
+    assert allocation.value == pytest.approx(best_value_by_modes(demands, power_w), rel=1e-9)
+    assert allocation.value == pytest.approx(market.best_value(power_w), rel=1e-12)
+    for demand, throughput in zip(demands, allocation.throughput.tolist(), strict=True):
         assert demand.curve.throughput[0] <= throughput <= demand.curve.throughput[-1] * (1 + 1e-12)
 
 
@@ -160,8 +160,8 @@ def test_the_price_is_what_the_next_watt_is_worth(demands: list[Demand], part: f
     full_w = sum(float(demand.curve.power_w[-1]) for demand in demands)
     power_w = market.least_power_w + part * (full_w - market.least_power_w)
     more_w = 1e-6 * (full_w - market.least_power_w)
-    price = market.share(power_w).price
-    assert market.share(power_w + more_w).price == price, assume(False)
+    price = market.allocate(power_w).price
+    assert market.allocate(power_w + more_w).price == price, assume(False)
     gained = market.best_value(power_w + more_w) - market.best_value(power_w)
     assert gained == pytest.approx(price * more_w, rel=1e-3)
 
@@ -187,20 +187,20 @@ def test_deadlines_are_kept_at_the_least_loss(data: st.DataObject) -> None:
         Slot(10.0 * k, 10.0 * (k + 1), least_w + part * (full_w - least_w))
         for k, part in enumerate(parts)
     ]
-    free = share_over_time(demands, slots)
+    free = allocate_over_time(demands, slots)
     by_s = 10.0 * (len(slots) - 1)
-    made = sum(10.0 * float(share.throughput[0]) for share in free[:-1])
+    made = sum(10.0 * float(allocation.throughput[0]) for allocation in free[:-1])
     most = 10.0 * float(demands[0].curve.throughput[-1]) * (len(slots) - 1)
     iterations = made + 0.3 * (most - made)
     hurried = [replace(demands[0], iterations=iterations, by_s=by_s), *demands[1:]]
     try:
-        shares = share_over_time(hurried, slots)
+        allocations = allocate_over_time(hurried, slots)
     except NoAnswerError:
         return  # the budget is too small for it
-    kept = sum(10.0 * float(share.throughput[0]) for share in shares[:-1])
+    kept = sum(10.0 * float(allocation.throughput[0]) for allocation in allocations[:-1])
     assert kept >= iterations * (1 - 1e-9)
-    assert all(s.power_w <= slot.power_w for s, slot in zip(shares, slots, strict=True))
-    assert sum(s.value for s in shares) <= sum(s.value for s in free) * (1 + 1e-9)
+    assert all(s.power_w <= slot.power_w for s, slot in zip(allocations, slots, strict=True))
+    assert sum(s.value for s in allocations) <= sum(s.value for s in free) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("may_pause", [False, True])
@@ -228,7 +228,7 @@ def test_plans_of_three_jobs_against_all_combinations(part: float, may_pause: bo
     assert value(alone) >= 0.99 * best
     if not may_pause:
         assert value(alone) <= best * (1 + 1e-12)
-        assert all(share.faster_plan is None for share in alone.intervals[0].jobs)
+        assert all(assignment.faster_plan is None for assignment in alone.intervals[0].jobs)
 
 
 @pytest.mark.parametrize("alternates", [True, False])
@@ -238,21 +238,26 @@ def test_what_a_job_does_gives_the_power_and_time_that_are_stated(alternates: bo
         power_w = least_power_w(jobs) + part * (full_power_w(jobs) - least_power_w(jobs))
         interval = plan_site(jobs, hours(power_w), alternates=alternates).intervals[0]
         assert interval.power_w <= power_w * (1 + 1e-9)
-        for site_job, share in zip(jobs, interval.jobs, strict=True):
-            if share.plan is None:
-                assert share.power_w == pytest.approx(site_job.waiting_w)
-                assert share.paused_share == 1.0
+        for site_job, assignment in zip(jobs, interval.jobs, strict=True):
+            if assignment.plan is None:
+                assert assignment.power_w == pytest.approx(site_job.waiting_w)
+                assert assignment.paused_share == 1.0
                 continue
             plans = site_job.plans
-            faster = plans[share.plan if share.faster_plan is None else share.faster_plan]
-            slower = plans[share.plan]
-            of_faster = share.faster_share
+            faster = plans[
+                assignment.plan if assignment.faster_plan is None else assignment.faster_plan
+            ]
+            slower = plans[assignment.plan]
+            of_faster = assignment.faster_share
             time_s = (1 - of_faster) * slower.iteration_time_s + of_faster * faster.iteration_time_s
             energy_j = (1 - of_faster) * slower.energy_j + of_faster * faster.energy_j
             running_w = energy_j * site_job.scale / time_s
-            mean_w = share.paused_share * site_job.waiting_w + (1 - share.paused_share) * running_w
-            assert share.iteration_time_s == pytest.approx(time_s)
-            assert share.power_w == pytest.approx(mean_w)
+            mean_w = (
+                assignment.paused_share * site_job.waiting_w
+                + (1 - assignment.paused_share) * running_w
+            )
+            assert assignment.iteration_time_s == pytest.approx(time_s)
+            assert assignment.power_w == pytest.approx(mean_w)
 
 
 def test_a_tier_is_kept_whatever_the_budget() -> None:
@@ -532,12 +537,12 @@ def test_peaks_of_plans_keep_within_the_budget_where_they_count() -> None:
     for part in (0.98, 0.9, 0.8):
         interval = plan_site(jobs, hours(part * highest_w), plan_power="peak").intervals[0]
         drawn_w = 0.0
-        for of_job, share in zip(peaks_w, interval.jobs, strict=True):
-            assert share.plan is not None
-            assert share.faster_plan is None
-            assert share.paused_share == 0.0
-            assert share.power_w == of_job[share.plan]
-            drawn_w += share.power_w
+        for of_job, assignment in zip(peaks_w, interval.jobs, strict=True):
+            assert assignment.plan is not None
+            assert assignment.faster_plan is None
+            assert assignment.paused_share == 0.0
+            assert assignment.power_w == of_job[assignment.plan]
+            drawn_w += assignment.power_w
         assert interval.power_w == pytest.approx(drawn_w)
         assert drawn_w <= part * highest_w
 

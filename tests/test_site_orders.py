@@ -33,7 +33,8 @@ from envplan.site.watch_events import (
     SignalLost,
     WatchEvent,
 )
-from site_helpers import add_job
+from fake_nvml import wait_for
+from site_helpers import Watch, add_job
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +333,7 @@ class Watched:
             alternates=True,
             plan_power="average",
             writer=OrderWriter(folder, jobs),
-            plan_file=folder / "site.json",
+            keep_plan=lambda plan: plan.save(folder / "site.json"),
         )
 
     def events(self) -> list[WatchEvent]:
@@ -522,6 +523,27 @@ def test_check_notices_that_a_frequency_plan_has_changed(folder: Path, jobs_fold
     ran = envplan("check", "site.json")
     assert ran.code == 2
     assert "frequency plan of job a has changed" in ran.err
+
+
+def test_a_watch_says_what_shedding_costs_and_draws_each_plan(
+    folder: Path, jobs_folder: Path
+) -> None:
+    (folder / "jobs").symlink_to(jobs_folder)
+    (folder / "signal").write_text("100%")
+    picture = folder / "site.png"
+    watch = Watch(folder, 950.0, "--shed", "--plot")
+    try:
+        curve = watch.wait_for("shed_curve")["shed_curve"]
+        assert curve[0]["shared_percent"] < curve[-1]["shared_percent"]
+        watch.wait_for("orders")
+        wait_for(picture.exists)
+        picture.unlink()
+        (folder / "signal").write_text("80%")
+        watch.wait_for("orders")
+        wait_for(picture.exists)
+    finally:
+        code = watch.interrupt()
+    assert code == 0
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from typing import Annotated, Final
 import typer
 
 import envplan
+from envplan.check.files import Checked
 from envplan.cli import output as ui
 from envplan.cli.progress import progress
+from envplan.cli.serving.service import example_loads
 from envplan.cli.shared import Force, MovedProfile
 from envplan.cli.types import InputFile
 
@@ -28,9 +30,7 @@ _NEXT: Final[dict[str, tuple[str, ...]]] = {
     "run log": ("refine", "plan.json", "FILE"),
     "rates": ("savings", "PROFILE", "--price", "FILE"),
     "stragglers": ("simulate", "plan.json", "--straggler-trace", "FILE"),
-    "requests": ("serving", "compare", "--trace", "FILE"),
     "site plan": ("site", "JOBS", "--power", "W"),
-    "serving profile": ("serving", "solve", "FILE", "--load", "SS=20000,MM=8000"),
     "serving plan": ("serving", "apply", "FILE"),
     "serving clocks": ("serving", "hold", "FILE", "--node", "0"),
 }
@@ -59,13 +59,44 @@ def check(
     lines = [f"  {line}" for line in checked.proved]
     if checked.not_proved:
         lines.append(f"  not proved: {_in_words(checked.not_proved)}")
-    stand_ins = {"FILE": str(file), "PROFILE": checked.profile or "PROFILE"}
-    next_words = [stand_ins.get(word, word) for word in _NEXT.get(checked.kind, ())]
+    next_words = _next_words(checked, file)
     ui.answer(
         lambda: {"file": str(file), **checked._asdict()},
         lambda: ui.say(f"{file}: {checked.kind}, holds", *lines),
         next_command=["envplan", *next_words] if next_words else (),
     )
+
+
+def _next_words(checked: Checked, file: Path) -> list[str]:
+    """What to type next, after `envplan`; nothing where that depends on the user."""
+    match checked.kind:
+        case "requests":
+            words = _compare_words(file)
+        case "serving profile":
+            words = _serving_solve_words(file)
+        case kind:
+            words = list(_NEXT.get(kind, ()))
+    stand_ins = {"FILE": str(file), "PROFILE": checked.profile or "PROFILE"}
+    return [stand_ins.get(word, word) for word in words]
+
+
+def _compare_words(trace: Path) -> list[str]:
+    """The comparison of policies on a trace, which may name classes of its user's own."""
+    from envplan.serving.classes import CLASSES
+    from envplan.serving.trace_file import read_class_names
+
+    words = ["serving", "compare", "--trace", "FILE"]
+    if not set(read_class_names(trace)) <= set(CLASSES):
+        words += ["--classes", "CLASSES"]
+    return words
+
+
+def _serving_solve_words(profile: Path) -> list[str]:
+    """The plan for loads of a serving profile's own classes."""
+    from envplan.serving.profile import ServingProfile
+
+    names = ServingProfile.read_csv(profile).classes.names
+    return ["serving", "solve", "FILE", "--load", example_loads(names)]
 
 
 def _in_words(names: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ def refine(
     """Scale the profile to the times a run measured, and make the plan anew for the same target.
 
     Every instruction of every stage gets one factor, the median of measured over planned time;
-    energies are scaled likewise. The first step of each rank does not count.
+    energies are scaled likewise. The first iteration of each rank does not count.
 
     \b
     Example:
@@ -71,17 +71,21 @@ def refine(
 
     from envplan.plan import check_reference
     from envplan.runtime.drift import measure_drift, replan, rescale
-    from envplan.runtime.run_log_reader import iterations_of_plan, read_run_log, steps_of_plan
+    from envplan.runtime.run_log_reader import (
+        iteration_counts_of_plan,
+        iterations_of_plan,
+        read_run_log,
+    )
 
     old, old_profile = PlanOptions(plan=plan, profile=profile).load()
     check_reference(old.profile, old_profile, force=False)
     digest = sha256(read_bounded(plan, MAX_DOCUMENT_BYTES)).hexdigest()
     lines = list(read_run_log(logs))
-    steps = list(steps_of_plan(lines, digest))
-    iterations = iterations_of_plan(lines, digest)
-    if not steps:
-        raise InputError(f"has no measured step of a run under {plan}", path=logs[0])
-    drifts = measure_drift(old, old_profile, steps)
+    iterations = list(iterations_of_plan(lines, digest))
+    counts = iteration_counts_of_plan(lines, digest)
+    if not iterations:
+        raise InputError(f"has no measured iteration of a run under {plan}", path=logs[0])
+    drifts = measure_drift(old, old_profile, iterations)
     with progress("Tracing the frontier") as work:
         # Read back, so that the new plan refers to the file that it can be checked against.
         rescale(old_profile, drifts).save_csv(profile_output)
@@ -94,11 +98,11 @@ def refine(
             "plan": str(output),
             "drift": [asdict(drift) for drift in drifts],
             "unmeasured_stages": unmeasured,
-            "iterations": iterations,
+            "iterations": counts,
             "before": _figures(old),
             "after": _figures(new),
         },
-        lambda: _print(old, new, drifts, unmeasured, iterations),
+        lambda: _print(old, new, drifts, unmeasured, counts),
         next_command=["envplan", "apply", str(output)],
     )
 

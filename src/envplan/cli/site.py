@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +21,7 @@ from envplan.cli.site_orders import (
     order_rows,
     order_writer,
     print_orders,
+    tell,
 )
 from envplan.cli.tables import (
     Column,
@@ -35,7 +37,7 @@ from envplan.quantities import POWER
 
 if TYPE_CHECKING:
     from envplan.site import Budget, SiteJob, SitePlan
-    from envplan.site.model import JobShare, SiteInterval, SiteJobRecord
+    from envplan.site.model import JobAssignment, SiteInterval, SiteJobRecord
     from envplan.site.order_writer import OrderWriter
     from envplan.site.plan import SiteOverheads
     from envplan.site.shedding import ShedPoint
@@ -210,9 +212,15 @@ def site(
     writer = None
     if order_options.orders is not None:
         site_jobs, writer = order_writer(site_jobs, order_options.orders, order_options.lead)
+    curve: list[ShedPoint] = []
+    if (shed or plot is not None) and not counts_peaks:
+        curve = shed_curve(site_jobs, overheads, alternates=options.alternate)
+    keep_plan = partial(_keep_plan, output=output, plot=plot, curve=curve)
     if writer is not None and order_options.watch is not None:
         _write_frontiers(jobs_as_read, site_jobs)
-        watch = _site_watch(order_options.watch, site_jobs, site_budget, options, writer, output)
+        if shed:
+            _tell_shedding(curve)
+        watch = _site_watch(order_options.watch, site_jobs, site_budget, options, writer, keep_plan)
         follow_signal(watch, order_options.every)
         return
     with progress("Sharing the power") as work:
@@ -224,17 +232,9 @@ def site(
             plan_power=options.plan_power,
             progress=work.items,
         )
-    curve = []
-    if (shed or plot is not None) and not counts_peaks:
-        curve = shed_curve(site_jobs, overheads, alternates=options.alternate)
     _write_frontiers(jobs_as_read, site_jobs)
-    plan.save(output)
+    keep_plan(plan)
     orders = [] if writer is None else list(writer.write(plan.intervals[0]))
-    if plot is not None:
-        from envplan.plotting.figures import save_figure
-        from envplan.plotting.site import site_figure
-
-        save_figure(site_figure(plan, curve), plot)
 
     def show() -> None:
         _print_site(plan, curve if shed else [])
@@ -252,6 +252,22 @@ def site(
         show,
         next_command=["envplan", "check", str(output)],
     )
+
+
+def _keep_plan(
+    plan: SitePlan, *, output: Path, plot: Path | None, curve: Sequence[ShedPoint]
+) -> None:
+    """Write the plan to its file, and its picture if there is to be one.
+
+    Raises:
+        InputError: one of them cannot be written.
+    """
+    plan.save(output)
+    if plot is not None:
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.site import site_figure
+
+        save_figure(site_figure(plan, curve), plot)
 
 
 def _print_cost_of_ladders(
@@ -296,7 +312,7 @@ def _site_watch(
     budget: Budget,
     options: SiteOptions,
     writer: OrderWriter,
-    output: Path,
+    keep_plan: Callable[[SitePlan], None],
 ) -> SiteWatch:
     """A watch that follows a signal; the budget's only interval counts until that was read."""
     from envplan.site.watch import SiteWatch
@@ -311,7 +327,7 @@ def _site_watch(
         alternates=options.alternate,
         plan_power=options.plan_power,
         writer=writer,
-        plan_file=output,
+        keep_plan=keep_plan,
     )
 
 
@@ -388,28 +404,30 @@ def _print_jobs(plan: SitePlan, interval: SiteInterval) -> None:
     ui.say(f"the next kilowatt is worth {_price(interval)}")
 
 
-def _job_columns(rows: Sequence[tuple[SiteJobRecord, JobShare]]) -> list[Column]:
+def _job_columns(rows: Sequence[tuple[SiteJobRecord, JobAssignment]]) -> list[Column]:
     return [
         text_column("job", [job.name for job, _ in rows]),
         value_column("GPUs", [job.gpus for job, _ in rows]),
-        text_column("plan", [_plan_words(share) for _, share in rows]),
-        number_column("iteration time (s)", [share.iteration_time_s for _, share in rows]),
-        percent_column("paused (%)", [100 * share.paused_share for _, share in rows]),
-        number_column("power (kW)", [share.power_w / _W_PER_KW for _, share in rows]),
+        text_column("plan", [_plan_words(assignment) for _, assignment in rows]),
+        number_column(
+            "iteration time (s)", [assignment.iteration_time_s for _, assignment in rows]
+        ),
+        percent_column("paused (%)", [100 * assignment.paused_share for _, assignment in rows]),
+        number_column("power (kW)", [assignment.power_w / _W_PER_KW for _, assignment in rows]),
         change_column(
             "change (%)",
-            [100 * (share.power_w / job.full_power_w - 1) for job, share in rows],
+            [100 * (assignment.power_w / job.full_power_w - 1) for job, assignment in rows],
         ),
     ]
 
 
-def _plan_words(share: JobShare) -> str:
+def _plan_words(assignment: JobAssignment) -> str:
     """The plan or plans that a job follows, such as "3, 4 for 38%"."""
-    if share.plan is None:
+    if assignment.plan is None:
         return "pause"
-    if share.faster_plan is None:
-        return str(share.plan)
-    return f"{share.plan}, {share.faster_plan} for {100 * share.faster_share:.0f}%"
+    if assignment.faster_plan is None:
+        return str(assignment.plan)
+    return f"{assignment.plan}, {assignment.faster_plan} for {100 * assignment.faster_share:.0f}%"
 
 
 def _print_intervals(plan: SitePlan) -> None:
@@ -427,6 +445,16 @@ def _print_intervals(plan: SitePlan) -> None:
             percent_column("gap (%)", [100 * row.gap for row in rows], decimals=4),
         ],
     )
+
+
+def _tell_shedding(curve: Sequence[ShedPoint]) -> None:
+    """Say what shedding costs before a signal is followed: with --json in a line, as all events."""
+    from envplan.site.watch_events import SheddingCosts
+
+    if invocation().json:
+        tell(SheddingCosts(shed_curve=curve))
+    elif not invocation().quiet:
+        _print_shedding(curve)
 
 
 def _print_shedding(curve: Sequence[ShedPoint]) -> None:

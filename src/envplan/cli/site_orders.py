@@ -180,13 +180,13 @@ def follow_signal(watch: SiteWatch, every_s: float) -> None:
         while True:
             begin_s = time.monotonic()
             for event in watch.round():
-                _tell(event)
+                tell(event)
             time.sleep(max(0.0, begin_s + every_s - time.monotonic()))
     if not (invocation().json or invocation().quiet):
         ui.say("stopped; jobs go on under their last orders")
 
 
-def _tell(event: WatchEvent) -> None:
+def tell(event: WatchEvent) -> None:
     """Print a line about an event at once: a JSON object with --json, nothing with --quiet."""
     if invocation().json:
         print(json.dumps(event.to_dict(), allow_nan=False), flush=True)
@@ -228,7 +228,7 @@ def _words(event: WatchEvent) -> str:
         case events.SignalLost():
             return f"no signal, the last one counts, {_kw(event.budget_w)}: {event.message}"
         case events.PlanFailed():
-            return f"the site's plan is not written, tried again: {event.message}"
+            return f"the site's plan is not kept, tried again: {event.message}"
         case events.OrdersFailed():
             return f"orders are not written, tried again: {event.message}"
     raise AssertionError(event)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Generic, TypeVar
 
-__all__ = ["ClockSweep", "StepUse", "Window"]
+__all__ = ["ClockSweep", "IterationUse", "Window"]
 
 T = TypeVar("T")
 
 #: Iterations at one clock that clock errors may spoil before the clock is passed over.
-MAX_SPOILED_STEPS: Final = 3
+MAX_SPOILED_ITERATIONS: Final = 3
 #: Iterations after a change of clock that do not count, from when it is in force.
-_SETTLING_STEPS: Final = 1
+_SETTLING_ITERATIONS: Final = 1
 
 
-class StepUse(Enum):
+class IterationUse(Enum):
     """The use of an iteration for the measurements."""
 
     SPOILED = auto()  # a clock error fell into it: what was measured at its clock starts again
@@ -68,7 +68,7 @@ class ClockSweep(Generic[T]):
         """The clock to run at; None: whatever the driver chooses."""
         return None if self.is_finished else self._frequencies[self._clock_index]
 
-    def classify(self, *, has_problem: bool, is_clock_pending: bool) -> StepUse:
+    def classify(self, *, has_problem: bool, is_clock_pending: bool) -> IterationUse:
         """The use of the iteration that is over.
 
         Args:
@@ -76,29 +76,29 @@ class ClockSweep(Generic[T]):
             is_clock_pending: whether the guard has yet to set the clock.
         """
         if has_problem:
-            return StepUse.SPOILED
+            return IterationUse.SPOILED
         if is_clock_pending:
-            return StepUse.CHANGING
-        return StepUse.SETTLING if self._num_to_skip else StepUse.MEASURED
+            return IterationUse.CHANGING
+        return IterationUse.SETTLING if self._num_to_skip else IterationUse.MEASURED
 
-    def record(self, use: StepUse, iteration: T) -> Window[T] | None:
+    def record(self, use: IterationUse, iteration: T) -> Window[T] | None:
         """Take an iteration into account.
 
         Returns:
             The window, if it was the last one at its clock.
         """
         match use:
-            case StepUse.SPOILED:
+            case IterationUse.SPOILED:
                 self._num_spoiled += 1
                 self._start_window()
-                if self._num_spoiled == MAX_SPOILED_STEPS:
+                if self._num_spoiled == MAX_SPOILED_ITERATIONS:
                     self._next_clock()
-            case StepUse.CHANGING:
+            case IterationUse.CHANGING:
                 # The clock may come within the next iteration, which does not count either.
-                self._num_to_skip = max(self._num_to_skip, _SETTLING_STEPS)
-            case StepUse.SETTLING:
+                self._num_to_skip = max(self._num_to_skip, _SETTLING_ITERATIONS)
+            case IterationUse.SETTLING:
                 self._num_to_skip -= 1
-            case StepUse.MEASURED:
+            case IterationUse.MEASURED:
                 self._iterations.append(iteration)
                 if len(self._iterations) == self._iterations_per_frequency:
                     window = Window(self.frequency_mhz, self._iterations)
@@ -110,11 +110,11 @@ class ClockSweep(Generic[T]):
     def interrupt(self) -> None:
         """Something else has run, such as an evaluation: the window starts again."""
         self._iterations = []
-        self._num_to_skip = max(self._num_to_skip, _SETTLING_STEPS)
+        self._num_to_skip = max(self._num_to_skip, _SETTLING_ITERATIONS)
 
     def _start_window(self) -> None:
         self._iterations = []
-        self._num_to_skip = _SETTLING_STEPS
+        self._num_to_skip = _SETTLING_ITERATIONS
 
     def _next_clock(self) -> None:
         self._num_spoiled = 0

@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # the planner is imported where it is used: nodes that follow
 
 __all__ = ["Drift", "measure_drift", "replan", "rescale"]
 
-#: Steps of each rank that are not used: memory is first allocated and kernels chosen in them.
-WARM_UP_STEPS: Final = 1
+#: Iterations of each rank that are not used: memory is first allocated and kernels chosen in them.
+WARM_UP_ITERATIONS: Final = 1
 
 
 @dataclass(frozen=True)
@@ -45,33 +45,34 @@ class Drift:
     samples: int
 
 
-def measure_drift(plan: Plan, profile: Profile, steps: Iterable[LoggedStep]) -> list[Drift]:
+def measure_drift(plan: Plan, profile: Profile, iterations: Iterable[LoggedStep]) -> list[Drift]:
     """Compare a run with the profile its plan was made from.
 
     Args:
         plan: that the run's frequency plan was made from.
         profile: of that plan.
-        steps: of the run.
+        iterations: of the run.
 
     Returns:
         One for each (stage, instruction) that was measured, in order.
 
     Raises:
-        InputError: the steps do not fit the plan, or hold no times at clocks that were set.
+        InputError: the iterations do not fit the plan, or hold no times at clocks that were set.
     """
     from envplan.plan import as_referenced
 
     profile = as_referenced(plan.profile, profile)
     planned_times = _planned_times(plan, profile)
     comparisons: dict[_ProfiledInstruction, _Comparison] = defaultdict(_Comparison)
-    for step in steps:
-        if step.step < WARM_UP_STEPS:
+    for iteration in iterations:
+        if iteration.step < WARM_UP_ITERATIONS:
             continue
-        for times in step.operations:
-            planned = planned_times.get(_OperationKind(step.stage, times.instruction, times.chunk))
+        for times in iteration.operations:
+            kind = _OperationKind(iteration.stage, times.instruction, times.chunk)
+            planned = planned_times.get(kind)
             if planned is None:
                 raise InputError(
-                    f"the run log has {times.instruction} on stage {step.stage}, chunk "
+                    f"the run log has {times.instruction} on stage {iteration.stage}, chunk "
                     f"{times.chunk}, which the plan has not; is it another plan's?"
                 )
             planned_s = planned.time_s_at(times.frequency_mhz, times.config)
@@ -82,7 +83,7 @@ def measure_drift(plan: Plan, profile: Profile, steps: Iterable[LoggedStep]) -> 
     if not comparisons:
         raise InputError(
             "the run log has no measured times after the first "
-            f"{counted(WARM_UP_STEPS, 'step')}; let the run go on for longer"
+            f"{counted(WARM_UP_ITERATIONS, 'iteration')}; let the run go on for longer"
         )
     drifts = []
     for key in sorted(comparisons):
@@ -111,7 +112,7 @@ class _Comparison:
     """Measured times of an instruction on a stage of the profile against planned ones.
 
     Attributes:
-        ratios: measured over planned, one for each step and kind of operation.
+        ratios: measured over planned, one for each iteration and kind of operation.
         samples: operations that these are the means of.
     """
 

@@ -32,14 +32,14 @@ from envplan.runtime.stragglers import StragglerDetector
 if TYPE_CHECKING:  # nodes that only follow a plan load no planning and no profiler
     from envplan.enforce.freqplan import FrequencyPlan
     from envplan.pipeline import Pipeline
-    from envplan.pipeline.imports import Step
+    from envplan.pipeline.imports import Computation
     from envplan.profile import ProfileMetadata
     from envplan.runtime.profiler import Profiler
 
 __all__ = ["EntryPoints", "Hooks", "Job", "JobDescription", "entry_points", "named_type"]
 
-#: After so many further steps the times of a step are used.
-_EXCHANGE_STEPS: Final = 2
+#: After so many further iterations the times of an iteration are used.
+_EXCHANGE_ITERATIONS: Final = 2
 
 _logger = logging.getLogger("envplan.runtime")
 
@@ -53,13 +53,13 @@ class Hooks(ExitStack):
 
     Attributes:
         training: whether a training iteration runs, and no evaluation.
-        after_step: called after each training step.
+        after_iteration: called after each training iteration.
     """
 
     def __init__(self, observer: OperationObserver, entry: str) -> None:
         super().__init__()
         self.training = False
-        self.after_step: Callable[[], None] | None = None
+        self.after_iteration: Callable[[], None] | None = None
         self._is_iterating = False  # of either kind
         self._observer = observer
         self._entry = entry
@@ -85,8 +85,8 @@ class Hooks(ExitStack):
             self._is_iterating = self.training = False
         if training:
             self._observer.step()
-            if self.after_step is not None:
-                self.after_step()
+            if self.after_iteration is not None:
+                self.after_iteration()
         return result
 
     def operation(
@@ -192,7 +192,7 @@ def entry_points(make_job: Callable[[Any], Job]) -> EntryPoints:
             if shim.rank == 0:
                 _warn_of_unknown_versions()
             if stragglers and shim.has_ladder and shim.plan.layout.dp > 1:
-                hooks.after_step = StragglerWatch(shim).step
+                hooks.after_iteration = StragglerWatch(shim).after_iteration
             with hook_parts(shim, model or job.model_chunks):
                 yield shim
 
@@ -283,12 +283,12 @@ class Recorder(OperationObserver):
             return
         self._is_done = True
         stages = self._describe().stages
-        steps = [(key.instruction, key.microbatch, stages[key.chunk]) for key in self._order]
-        steps_of_ranks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(steps_of_ranks, steps)
+        order = [(key.instruction, key.microbatch, stages[key.chunk]) for key in self._order]
+        orders_of_ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(orders_of_ranks, order)
         if self.rank == 0:
             try:
-                self._write(steps_of_ranks)
+                self._write(orders_of_ranks)
             except InputError as error:
                 _logger.warning("%s is not written: %s", self._path, error.message)
 
@@ -298,22 +298,23 @@ class Recorder(OperationObserver):
             self._is_done = True
             super().missed(reason)
 
-    def _write(self, steps_of_ranks: list[list[tuple[str, int, int]]]) -> None:
+    def _write(self, orders_of_ranks: list[list[tuple[str, int, int]]]) -> None:
         """Write the DAG file.
 
         Args:
-            steps_of_ranks: (instruction, microbatch, model stage) of each rank, in order.
+            orders_of_ranks: (instruction, microbatch, model stage) of each rank's operations.
         """
         from envplan.pipeline import Pipeline
-        from envplan.pipeline.imports import Step, scheduled
+        from envplan.pipeline.imports import Computation, scheduled
 
         # Ranks that share stages, as tensor- and data-parallel ones do, run the same.
-        orders: dict[int, list[Step]] = {}
-        for rank_steps in steps_of_ranks:
-            steps = [Step(*fields) for fields in rank_steps]
-            if steps:
-                orders[min(step.model_stage for step in steps)] = steps
-        by_stage = [order for _, order in sorted(orders.items())]
+        order_by_stage: dict[int, list[Computation]] = {}
+        for rank_order in orders_of_ranks:
+            order = [Computation(*fields) for fields in rank_order]
+            if order:
+                first_stage = min(computation.model_stage for computation in order)
+                order_by_stage[first_stage] = order
+        by_stage = [order for _, order in sorted(order_by_stage.items())]
         self.pipeline = Pipeline.from_imported(scheduled(by_stage))
         self.pipeline.save_dag(self._path)
         _logger.warning("%s: %r", self._path, self.pipeline)
@@ -351,11 +352,12 @@ def named_type(value: object) -> str:
 class StragglerWatch:
     """Finds slow pipelines by the times that all ranks exchange, and tells the shim.
 
-    The exchange is a gloo all-gather of one number per rank and step. Its result is used a fixed
-    number of steps later, so that all ranks of a pipeline change plans at the same step: by then
-    every rank has sent its number, for they train together, and nobody waits long. Every rank must
-    make one and call step() after each of its steps. Times are those before gradients can meet
-    other replicas' (`num_before_reduction`): from there on all pipelines look alike.
+    The exchange is a gloo all-gather of one number per rank and iteration. Its result is used a
+    fixed number of iterations later, so that all ranks of a pipeline change plans at the same one:
+    by then every rank has sent its number, for they train together, and nobody waits long. Every
+    rank must make one and call after_iteration() after each of its iterations. Times are those
+    before gradients can meet other replicas' (`num_before_reduction`): from there on all pipelines
+    look alike.
 
     Args:
         shim: whose plan has a ladder.
@@ -369,13 +371,13 @@ class StragglerWatch:
         self._exchanges: deque[_Exchange] = deque()
         self._has_failed = False
 
-    def step(self) -> None:
-        """Send this rank's latest time, and use those of _EXCHANGE_STEPS before."""
+    def after_iteration(self) -> None:
+        """Send this rank's latest time, and use those of _EXCHANGE_ITERATIONS before."""
         if self._has_failed:
             return
         try:
             self._exchanges.append(self._send_own_time())
-            if len(self._exchanges) <= _EXCHANGE_STEPS:
+            if len(self._exchanges) <= _EXCHANGE_ITERATIONS:
                 return
             exchange = self._exchanges.popleft()
             exchange.work.wait()
@@ -393,17 +395,17 @@ class StragglerWatch:
         return _Exchange(work, times_s)
 
     def _time_at_full_speed_s(self) -> float:
-        """Our last measured step as it would have been under the fastest plan; NaN before one."""
+        """Our last iteration's time, had it followed the fastest plan; NaN before one."""
         iteration = self._shim.last_iteration
         if iteration is None:
             return math.nan
         return iteration.measured_s * self._shim.planned_time / iteration.planned_s
 
     def _follow_plan_for(self, times_s: Sequence[float]) -> None:
-        """Decide, by the times of all ranks in one step, which plan to follow from the next on.
+        """Decide, by the times of all ranks in one iteration, which plan to follow after it.
 
         Args:
-            times_s: by rank; NaN of one that has not measured a step yet.
+            times_s: by rank; NaN of one that has not measured an iteration yet.
         """
         pipeline_times_s: dict[int, float] = {}
         for pipeline, time_s in zip(self._pipelines, times_s, strict=True):

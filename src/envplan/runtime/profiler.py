@@ -54,7 +54,7 @@ from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.energy_minimum import EnergyMinimum
 from envplan.runtime.clock_requester import ClockRequester
-from envplan.runtime.clock_sweep import ClockSweep, StepUse, Window
+from envplan.runtime.clock_sweep import ClockSweep, IterationUse, Window
 from envplan.runtime.energy_log import EnergyLog
 from envplan.runtime.metering import measure_window
 from envplan.runtime.observer import OperationObserver
@@ -285,7 +285,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         window = self._sweep.record(use, spans)
         if window is not None:
             self._windows.put(window)
-        if window is not None or use is StepUse.SPOILED:
+        if window is not None or use is IterationUse.SPOILED:
             self._num_problems_before_window = num_problems
         is_guard_gone = guard is not None and not guard.alive
         if self._sweep.is_finished or self._has_enough or is_guard_gone:

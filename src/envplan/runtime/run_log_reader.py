@@ -99,8 +99,8 @@ def parse_line(document: object) -> LoggedLine:
     return model.model_validate(document)
 
 
-def steps_of_plan(lines: Iterable[LoggedLine], sha256: str) -> Iterator[LoggedStep]:
-    """The steps of runs that followed one plan; files may hold other runs too.
+def iterations_of_plan(lines: Iterable[LoggedLine], sha256: str) -> Iterator[LoggedStep]:
+    """The iterations of runs that followed one plan; files may hold other runs too.
 
     Args:
         lines: of run logs, those of each rank in order.
@@ -114,7 +114,7 @@ def steps_of_plan(lines: Iterable[LoggedLine], sha256: str) -> Iterator[LoggedSt
             yield line
 
 
-def iterations_of_plan(lines: Iterable[LoggedLine], sha256: str) -> dict[str, int]:
+def iteration_counts_of_plan(lines: Iterable[LoggedLine], sha256: str) -> dict[str, int]:
     """The iterations of runs that followed one plan, by their outcome; of the first rank.
 
     A run that was killed counts once the next one has said of it how many it had.

@@ -14,11 +14,11 @@ from typing import Final
 
 from envplan.enforce.freqplan import OperationKey
 
-#: Others must take so many times as long as we do, in _STEPS_TO_BELIEVE steps in a row; then they
-#: are late until they take less than _LEAVE_RATIO times as long.
+#: Others must take so many times as long as we do, in _ITERATIONS_TO_BELIEVE iterations in a row;
+#: then they are late until they take less than _LEAVE_RATIO times as long.
 _ENTER_RATIO: Final = 1.05
 _LEAVE_RATIO: Final = 1.02
-_STEPS_TO_BELIEVE: Final = 3
+_ITERATIONS_TO_BELIEVE: Final = 3
 #: Relative change of a straggler's time that is not worth another plan.
 BAND: Final = 0.02
 
@@ -32,10 +32,10 @@ class StragglerDetector:
 
     def __init__(self) -> None:
         self.slowdown = 1.0
-        self._recent_ratios: deque[float] = deque(maxlen=_STEPS_TO_BELIEVE)
+        self._recent_ratios: deque[float] = deque(maxlen=_ITERATIONS_TO_BELIEVE)
 
     def observe(self, own_time_s: float, slowest_other_s: float) -> float:
-        """Take the times of one step into account.
+        """Take the times of one iteration into account.
 
         Args:
             own_time_s: of our pipeline, as if it followed its fastest plan.
@@ -49,7 +49,7 @@ class StragglerDetector:
         if ratio < self.slowdown * (1 - BAND):
             # Running slower than the slowest costs everybody time: mend it at once.
             self.slowdown = ratio if ratio >= _LEAVE_RATIO else 1.0
-        elif len(self._recent_ratios) == _STEPS_TO_BELIEVE:
+        elif len(self._recent_ratios) == _ITERATIONS_TO_BELIEVE:
             lowest_ratio = min(self._recent_ratios)
             if lowest_ratio >= max(_ENTER_RATIO, self.slowdown * (1 + BAND)):
                 self.slowdown = lowest_ratio

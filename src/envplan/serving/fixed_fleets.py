@@ -9,7 +9,7 @@ changes over time save.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Final
@@ -24,7 +24,7 @@ from envplan.serving.instances import Instances
 from envplan.serving.observed_trace import ObservedTrace, past_end_s
 from envplan.serving.performance import Configuration
 from envplan.serving.replay import replay_fixed
-from envplan.serving.replayed_sizing import fewest_that_pass, missed_requests
+from envplan.serving.replayed_sizing import fewest_near, missed_requests
 from envplan.serving.savings_split import SavingsSplit
 from envplan.serving.settings import Settings
 from envplan.serving.simulation import Simulation
@@ -32,11 +32,13 @@ from envplan.serving.trace import SLOT_S
 
 #: Share of requests by which a fleet may meet fewer SLOs than a policy that it is compared with.
 _AS_MANY: Final = 1e-4
-#: A trace of more requests is replayed as a whole only on the best fleets of its samples.
+#: A trace of more requests is replayed as a whole only on fleets that do best on samples of it.
 _MOST_SEARCHED_REQUESTS: Final = 60_000
+#: Requests, about, of the minutes of a long trace by which energies are estimated.
+_MOST_SAMPLED_REQUESTS: Final = 300_000
 #: Lower clocks are tried until so many in a row draw more than the best one so far.
 _WORSE_CLOCKS: Final = 2
-#: Instances that a fleet may get beyond those that its sample needs, before it is given up.
+#: Instances that a fleet may get beyond those that the busiest hours need, before it is given up.
 _MOST_ADDED: Final = 20
 
 
@@ -104,6 +106,8 @@ class FixedFleets:
         observed: the trace.
         settings: of the simulation; the past is not replayed.
         on_tried: told after each configuration that was tried.
+        replays: replays of the trace on fleets that never change, by the fleets' names; those that
+            the search makes are added. One replay answers every policy.
     """
 
     def __init__(
@@ -111,12 +115,14 @@ class FixedFleets:
         observed: ObservedTrace,
         settings: Settings,
         on_tried: Callable[[], None] = lambda: None,
+        replays: MutableMapping[str, Simulation] | None = None,
     ) -> None:
         self._observed, self._settings, self._on_tried = observed, settings, on_tried
+        self._replays = {} if replays is None else replays
         past_s = past_end_s(settings)
         self._replayed = observed.from_time(past_s) if past_s else observed
-        self._replay = cache(self._replay_fleet)
-        self._serves = cache(self._serves_sample)
+        self._missed_in_sample = cache(self._count_missed_in_sample)
+        self._estimated_energy_j = cache(self._estimate_energy)
         self._best = cache(self._find_best)
 
     def beside(self, policy: Simulation) -> Rivals:
@@ -147,81 +153,116 @@ class FixedFleets:
         )
         return highest[-1:], highest, lower
 
-    def _replay_fleet(self, fleet: Instances) -> Simulation:
-        return replay_fixed(str(fleet), self._pool_of(fleet), self._observed, self._settings)
+    def _replay(self, fleet: Instances) -> Simulation:
+        name = str(fleet)
+        if name not in self._replays:
+            pool = self._pool_of(fleet)
+            self._replays[name] = replay_fixed(name, pool, self._observed, self._settings)
+        return self._replays[name]
 
     def _find_best(
         self, configurations: Sequence[Configuration], attainment: float
     ) -> Simulation | None:
         """The fleet of least energy among some configurations; of each TP, clocks descend."""
+        best: Simulation | None = None
+        energies_j = self._estimated_energies(configurations, attainment)
+        for fleet in sorted(energies_j, key=energies_j.__getitem__):
+            most_j = math.inf if best is None else best.energy_j
+            if energies_j[fleet] >= most_j:
+                break
+            best = self._that_holds(fleet, attainment, most_j) or best
+        return best
+
+    def _estimated_energies(
+        self, configurations: Sequence[Configuration], attainment: float
+    ) -> dict[Instances, float]:
+        """Energies of the smallest fleets that may meet so many SLOs, J.
+
+        Of a long trace they are estimates, a little too low: on all of it, more may be needed.
+
+        Args:
+            configurations: of each TP, clocks descend.
+            attainment: share of requests that must meet their SLOs.
+        """
         energies_j: dict[Instances, float] = {}
         for tp in self._observed.tps:
-            worse, best_j, enough = 0, math.inf, self._estimate(tp)
+            worse, best_j, guess = 0, math.inf, self._estimate(tp)
             for configuration in configurations:
                 if configuration.tp != tp or worse >= _WORSE_CLOCKS:
                     continue
-                fleet = self._fewest(configuration, attainment, enough)
+                fleet = self._fewest(configuration, attainment, guess)
                 self._on_tried()
                 if fleet is None:
                     break  # nor at a lower clock
                 energies_j[fleet] = self._energy_of(fleet)
                 worse = worse + 1 if energies_j[fleet] > best_j else 0
                 best_j = min(best_j, energies_j[fleet])
-                enough = fleet.count
-        for fleet in sorted(energies_j, key=energies_j.__getitem__):
-            simulation = self._that_holds(fleet, attainment)
-            if simulation is not None:
-                return simulation
-        return None
+                guess = fleet.count
+        return energies_j
 
     def _fewest(
-        self, configuration: Configuration, attainment: float, enough: int
+        self, configuration: Configuration, attainment: float, guess: int
     ) -> Instances | None:
-        """The fewest instances that meet so many SLOs on all samples; None if too many would.
+        """The fewest instances that may meet so many SLOs; None if too many would.
 
         Args:
             configuration: of each.
             attainment: share of requests that must meet their SLOs.
-            enough: where to begin.
+            guess: where to begin.
         """
-
-        def passes(count: int) -> bool:
-            fleet = Instances(configuration, count)
-            return all(
-                self._serves(sample, fleet, _allowed(self._samples[sample], attainment))
-                for sample in range(len(self._samples))
-            )
-
         most = self._settings.max_gpus // configuration.tp
-        enough = min(max(enough, 1), most)
-        while enough and not passes(enough):
-            if enough == most:
-                return None
-            enough = min(most, enough + max(1, enough // 2))
-        return Instances(configuration, fewest_that_pass(passes, enough)) if enough else None
+        if not most:
+            return None
+
+        def may_pass(count: int) -> bool:
+            return self._may_pass(Instances(configuration, count), attainment)
+
+        fewest = fewest_near(may_pass, min(guess, most), most)
+        return None if fewest is None else Instances(configuration, fewest)
 
     def _pool_of(self, fleet: Instances) -> Fleet:
         return single_pool(fleet, self._observed.profile.classes)
 
-    def _serves_sample(self, sample: int, fleet: Instances, allowed: int) -> bool:
-        """Whether a fleet misses no more of a sample's requests than are allowed."""
-        observed = self._samples[sample]
-        return missed_requests(observed, self._settings, self._pool_of(fleet), allowed) <= allowed
+    def _may_pass(self, fleet: Instances, attainment: float) -> bool:
+        """Whether a fleet meets so many SLOs or, of a long trace, may do so.
 
-    def _that_holds(self, fleet: Instances, attainment: float) -> Simulation | None:
-        """The fleet, or one of a few more instances, that meets so many SLOs on the whole trace."""
+        It does not if it misses as many requests in the busiest hours as it may miss in all.
+        """
+        if self._is_searched_whole:
+            return self._passes(fleet, attainment)
         allowed = _allowed(self._replayed, attainment)
-        for added in range(_MOST_ADDED):
-            larger = fleet.more(added)
-            if larger.gpus > self._settings.max_gpus:
-                return None
-            if self._is_searched_whole or self._passes_whole(larger, allowed):
-                return self._replay(larger)
-        return None
+        return all(
+            self._missed_in_sample(index, fleet) <= allowed for index in range(len(self._samples))
+        )
 
-    def _passes_whole(self, fleet: Instances, allowed: int) -> bool:
-        missed = missed_requests(self._replayed, self._settings, self._pool_of(fleet), allowed)
-        return missed <= allowed
+    def _passes(self, fleet: Instances, attainment: float) -> bool:
+        """Whether a fleet meets so many SLOs on the whole trace."""
+        return self._replay(fleet).slo_attainment >= attainment
+
+    def _count_missed_in_sample(self, index: int, fleet: Instances) -> int:
+        return missed_requests(self._samples[index], self._settings, self._pool_of(fleet))
+
+    def _that_holds(
+        self, fleet: Instances, attainment: float, most_j: float = math.inf
+    ) -> Simulation | None:
+        """The fewest such instances that meet so many SLOs on the whole trace.
+
+        Args:
+            fleet: where to begin.
+            attainment: share of requests that must meet their SLOs.
+            most_j: None if they take this energy or more, J.
+        """
+
+        def is_enough(count: int) -> bool:
+            larger = replace(fleet, count=count)
+            return self._passes(larger, attainment) or self._replay(larger).energy_j >= most_j
+
+        most = self._settings.max_gpus // fleet.configuration.tp
+        fewest = fewest_near(is_enough, fleet.count, min(most, fleet.count + _MOST_ADDED))
+        if fewest is None:
+            return None
+        simulation = self._replay(replace(fleet, count=fewest))
+        return simulation if simulation.energy_j < most_j else None
 
     @property
     def _is_searched_whole(self) -> bool:
@@ -229,34 +270,36 @@ class FixedFleets:
 
     @cached_property
     def _samples(self) -> list[ObservedTrace]:
-        """What fleets must serve: the trace or, of a long one, its busiest hours."""
-        if self._is_searched_whole:
-            return [self._replayed]
+        """The busiest hours of the trace."""
         windows = first_windows(self._replayed, past_s=0.0)
         return [self._replayed.window(window.begin_s, window.end_s) for window in windows]
 
     def _energy_of(self, fleet: Instances) -> float:
-        """Energy on the trace or, of a long one, on evenly spread minutes of it, J."""
+        """Energy on the trace or, of a long one, by evenly spread minutes of it, J."""
         if self._is_searched_whole:
             return self._replay(fleet).energy_j
+        return self._estimated_energy_j(fleet)
+
+    def _estimate_energy(self, fleet: Instances) -> float:
+        minutes = self._spread_minutes
         settings = replace(self._settings, past_s=0.0)
-        return replay_fixed(
-            str(fleet), self._pool_of(fleet), self._spread_minutes, settings
-        ).energy_j
+        sampled = replay_fixed(str(fleet), self._pool_of(fleet), minutes, settings)
+        replayed_s = self._replayed.trace.duration_s - past_end_s(self._settings)
+        return sampled.energy_j * replayed_s / minutes.trace.duration_s
 
     @cached_property
     def _spread_minutes(self) -> ObservedTrace:
-        """Every so many minutes of the trace, one after another."""
+        """Every so many minutes of the replayed part of the trace, one after another."""
         trace = self._replayed.trace
+        first_slot = round(past_end_s(self._settings) / SLOT_S)
         slots = (trace.arrival_s / SLOT_S).astype(np.int64)
-        every = math.ceil(len(trace) / _MOST_SEARCHED_REQUESTS)
-        selection = np.flatnonzero(slots % every == 0)
-        chosen_slots = slots[selection]
-        moved_s = (chosen_slots - chosen_slots // every) * SLOT_S
+        every = math.ceil(len(trace) / _MOST_SAMPLED_REQUESTS)
+        selection = np.flatnonzero((slots - first_slot) % every == 0)
+        places = (slots[selection] - first_slot) // every
         return self._replayed.of_requests(
             selection,
-            trace.arrival_s[selection] - moved_s,
-            SLOT_S * math.ceil(trace.num_slots / every),
+            trace.arrival_s[selection] + (places - slots[selection]) * SLOT_S,
+            SLOT_S * math.ceil((trace.num_slots - first_slot) / every),
         )
 
     def _estimate(self, tp: int) -> int:

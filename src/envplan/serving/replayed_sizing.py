@@ -169,6 +169,26 @@ def fewest_that_pass(passes: Callable[[int], bool], enough: int) -> int:
     return fewest_between(passes, max(too_few, enough - step), enough)
 
 
+def fewest_near(passes: Callable[[int], bool], guess: int, most: int) -> int | None:
+    """The fewest that pass, looked for from a guess on; None if not even the most pass.
+
+    Args:
+        passes: whether so many do; more pass where fewer do.
+        guess: at least one, and at most `most`. The nearer, the fewer are tried.
+        most: no more than these are tried.
+    """
+    if passes(guess):
+        return fewest_that_pass(passes, guess)
+    step, too_few = 1, guess
+    while too_few < most:
+        more = min(most, too_few + step)
+        if passes(more):
+            return fewest_between(passes, too_few, more)
+        too_few = more
+        step *= 2
+    return None
+
+
 def fewest_between(passes: Callable[[int], bool], too_few: int, enough: int) -> int:
     """The fewest that pass, where so many are known to be too few, and so many to pass."""
     while enough - too_few > 1:

@@ -10,14 +10,14 @@ from envplan._io.documents import Count, Document, GpuCount, Index, Model, Secon
 
 SITE_SCHEMA: Final = "envplan/site/v1"
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 
 #: Which power of a plan counts against the budget: its mean over an iteration, or its highest.
 PlanPower = Literal["average", "peak"]
 
 
-class JobShare(Model):
+class JobAssignment(Model):
     """One job in one interval."""
 
     name: str
@@ -29,11 +29,11 @@ class JobShare(Model):
     faster_plan: Index | None = Field(
         None, description="index of the plan that its other iterations follow"
     )
-    faster_share: Share = Field(0.0, description="of its iterations that follow faster_plan")
+    faster_share: Fraction = Field(0.0, description="of its iterations that follow faster_plan")
     iteration_time_s: Seconds | None = Field(
         description="mean time of an iteration while it runs; absent where it pauses all the time"
     )
-    paused_share: Share = Field(description="of the interval in which it stands still")
+    paused_share: Fraction = Field(description="of the interval in which it stands still")
     power_w: Watts = Field(
         description="of its GPUs alone: the mean over the interval, or the peak where peaks count"
     )
@@ -61,7 +61,7 @@ class SiteInterval(Model):
         description="best value that any plans could have over this one's, less 1: certified; "
         "where peaks count, that any of the plans that these jobs can follow could have"
     )
-    jobs: list[JobShare]
+    jobs: list[JobAssignment]
 
     @property
     def duration_s(self) -> float:
@@ -89,7 +89,7 @@ class SiteJobRecord(Model):
     )
     weight: Annotated[float, Field(gt=0)]
     money: Annotated[float, Field(gt=0)] | None = None
-    flexible: Share
+    flexible: Fraction
     may_pause: bool
     iterations: Count | None = None
     by_s: Seconds | None = None

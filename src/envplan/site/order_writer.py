@@ -13,7 +13,7 @@ from envplan._io.documents import read_json
 from envplan.enforce.order_file import MAX_ORDER_BYTES, ORDER_SCHEMA, Order
 from envplan.errors import InputError
 from envplan.site.jobs import SiteJob
-from envplan.site.model import JobShare, SiteInterval
+from envplan.site.model import JobAssignment, SiteInterval
 from envplan.site.run_progress import RunProgress
 
 __all__ = ["SAFE_LEAD", "OrderWriter", "WrittenOrder", "orderable"]
@@ -100,9 +100,9 @@ class OrderWriter:
         Raises:
             InputError: a file cannot be written.
         """
-        for job, share in zip(self._jobs, interval.jobs, strict=True):
+        for job, assignment in zip(self._jobs, interval.jobs, strict=True):
             last = self._last.get(job.name)
-            order = self._order(job, share, last)
+            order = self._order(job, assignment, last)
             if last is not None and _says_the_same(order, last):
                 continue
             path = self.path_of(job)
@@ -134,11 +134,11 @@ class OrderWriter:
             written.append(WrittenOrder(job, order, path))
         return written
 
-    def _order(self, job: SiteJob, share: JobShare, last: Order | None) -> Order:
-        """The order for a job's share of the power."""
+    def _order(self, job: SiteJob, assignment: JobAssignment, last: Order | None) -> Order:
+        """The order by which a job does what the plan says."""
         assert job.ladder is not None
-        assert share.plan is not None
-        assert share.iteration_time_s is not None
+        assert assignment.plan is not None
+        assert assignment.iteration_time_s is not None
         # Orders of an earlier site are older, unless their clock was wrong.
         sequence = max(time.time_ns() // 10**6, 0 if last is None else last.sequence + 1)
         from_iteration, lead = self._from_iteration(job)
@@ -149,11 +149,11 @@ class OrderWriter:
             sequence=sequence,
             from_iteration=from_iteration,
             lead=lead,
-            rung=share.plan,
-            faster_rung=share.faster_plan,
-            faster_share=share.faster_share,
-            iteration_time_s=share.iteration_time_s,
-            power_w=share.power_w,
+            rung=assignment.plan,
+            faster_rung=assignment.faster_plan,
+            faster_share=assignment.faster_share,
+            iteration_time_s=assignment.iteration_time_s,
+            power_w=assignment.power_w,
         )
 
     def _from_iteration(self, job: SiteJob) -> tuple[int | None, int]:

@@ -10,10 +10,10 @@ from envplan.site.budget import Budget, Interval
 from envplan.site.curve import PowerCurve
 from envplan.site.jobs import SiteJob
 from envplan.site.model import SITE_SCHEMA, PlanPower, SiteInterval, SiteJobRecord, SitePlan
-from envplan.site.modes import JobModes
 from envplan.site.one_plan import follow_one_plan_each
+from envplan.site.operating_range import OperatingRange
 from envplan.site.peaks import peak_powers_w
-from envplan.site.sharing import Demand, Market, Share, Slot, share_over_time
+from envplan.site.sharing import Allocation, Demand, Market, Slot, allocate_over_time
 from envplan.site.whole_plans import choose_whole_plans
 
 __all__ = ["SiteOverheads", "least_site_power_w", "plan_site"]
@@ -75,24 +75,24 @@ def plan_site(
             than the budget; says by how much.
     """
     alternates = alternates and plan_power == "average"
-    modes = _job_modes(jobs, alternates, plan_power, progress)
+    ranges = _operating_ranges(jobs, alternates, plan_power, progress)
     num_gpus = sum(job.num_gpus for job in jobs)
     slots = [_slot(interval, overheads, num_gpus) for interval in budget.intervals]
-    _require_least_power(modes, budget, overheads)
+    _require_least_power(ranges, budget, overheads)
     _require_time(jobs, budget)
 
     if plan_power == "peak":
-        shares = choose_whole_plans(modes, slots)
+        allocations = choose_whole_plans(ranges, slots)
     else:
-        demands = [_demand(mode.job, mode.curve) for mode in modes]
-        shares = share_over_time(demands, slots)
+        demands = [_demand(job_range.job, job_range.curve) for job_range in ranges]
+        allocations = allocate_over_time(demands, slots)
         if not alternates:
-            shares = [
-                follow_one_plan_each(modes, share, slot.power_w)
-                for share, slot in zip(shares, slots, strict=True)
+            allocations = [
+                follow_one_plan_each(ranges, allocation, slot.power_w)
+                for allocation, slot in zip(allocations, slots, strict=True)
             ]
-    _require_deadlines(jobs, shares, slots)
-    gaps = _gaps(jobs, shares, _best_values(modes, slots), slots)
+    _require_deadlines(jobs, allocations, slots)
+    gaps = _gaps(jobs, allocations, _best_values(ranges, slots), slots)
     full_value = sum(job.value_per_iteration * job.full_throughput for job in jobs)
     return SitePlan(
         schema=SITE_SCHEMA,
@@ -101,39 +101,41 @@ def plan_site(
         fixed_power_w=overheads.fixed_power_w,
         alternates=alternates,
         plan_power=plan_power,
-        jobs=[_record(mode, index, shares, slots) for index, mode in enumerate(modes)],
+        jobs=[
+            _record(job_range, index, allocations, slots) for index, job_range in enumerate(ranges)
+        ],
         intervals=[
-            _interval(interval, modes, share, gap, overheads, full_value)
-            for interval, share, gap in zip(budget.intervals, shares, gaps, strict=True)
+            _interval(interval, ranges, allocation, gap, overheads, full_value)
+            for interval, allocation, gap in zip(budget.intervals, allocations, gaps, strict=True)
         ],
     )
 
 
-def _job_modes(
+def _operating_ranges(
     jobs: Sequence[SiteJob],
     alternates: bool,
     plan_power: PlanPower,
     progress: Callable[[int, int], None] | None,
-) -> list[JobModes]:
-    """The modes of all jobs; arguments as for plan_site."""
+) -> list[OperatingRange]:
+    """The operating ranges of all jobs; arguments as for plan_site."""
     if plan_power == "peak":
-        return list(map(JobModes.by_peak, jobs, peak_powers_w(jobs)))
-    modes = []
+        return list(map(OperatingRange.by_peak, jobs, peak_powers_w(jobs)))
+    ranges = []
     for number, job in enumerate(jobs, start=1):
-        modes.append(JobModes.of(job, alternates=alternates))
+        ranges.append(OperatingRange.of(job, alternates=alternates))
         if progress is not None:
             progress(number, len(jobs))
-    return modes
+    return ranges
 
 
 def iterations_made(
-    job_index: int, shares: Sequence[Share], slots: Sequence[Slot], by_s: float
+    job_index: int, allocations: Sequence[Allocation], slots: Sequence[Slot], by_s: float
 ) -> float:
     """The iterations that a job makes by a time."""
     counts = []
-    for share, slot in zip(shares, slots, strict=True):
+    for allocation, slot in zip(allocations, slots, strict=True):
         duration_s = max(0.0, min(slot.end_s, by_s) - slot.start_s)
-        counts.append(float(share.throughput[job_index]) * duration_s)
+        counts.append(float(allocation.throughput[job_index]) * duration_s)
     return sum(counts)
 
 
@@ -157,25 +159,25 @@ def least_site_power_w(
 ) -> float:
     """The power of a site whose jobs lose all that they may, without what others draw, W."""
     alternates = alternates and plan_power == "average"
-    return _least_power_w(_job_modes(jobs, alternates, plan_power, None), overheads)
+    return _least_power_w(_operating_ranges(jobs, alternates, plan_power, None), overheads)
 
 
-def _least_power_w(modes: Sequence[JobModes], overheads: SiteOverheads) -> float:
+def _least_power_w(ranges: Sequence[OperatingRange], overheads: SiteOverheads) -> float:
     """The power of a site whose jobs lose all that they may, W."""
-    least_gpu_w = sum(mode.curve.slowest.power_w for mode in modes)
-    num_gpus = sum(mode.job.num_gpus for mode in modes)
+    least_gpu_w = sum(job_range.curve.slowest.power_w for job_range in ranges)
+    num_gpus = sum(job_range.job.num_gpus for job_range in ranges)
     return overheads.site_power_w(least_gpu_w, num_gpus)
 
 
 def _require_least_power(
-    modes: Sequence[JobModes], budget: Budget, overheads: SiteOverheads
+    ranges: Sequence[OperatingRange], budget: Budget, overheads: SiteOverheads
 ) -> None:
     """Refuse a budget that is less than the power of jobs that lose all they may.
 
     Raises:
         NoAnswerError: an interval's is; says by how much.
     """
-    least_site_w = _least_power_w(modes, overheads)
+    least_site_w = _least_power_w(ranges, overheads)
     for interval in budget.intervals:
         needed_w = least_site_w + interval.reserved_w
         if needed_w > interval.budget_w:
@@ -212,9 +214,9 @@ def _require_time(jobs: Sequence[SiteJob], budget: Budget) -> None:
 
 
 def _require_deadlines(
-    jobs: Sequence[SiteJob], shares: Sequence[Share], slots: Sequence[Slot]
+    jobs: Sequence[SiteJob], allocations: Sequence[Allocation], slots: Sequence[Slot]
 ) -> None:
-    """Refuse shares with which a job misses its deadline, where each follows one plan at a time.
+    """Refuse allocations that miss a deadline, where each job follows one plan at a time.
 
     Raises:
         NoAnswerError: one does.
@@ -222,7 +224,7 @@ def _require_deadlines(
     for index, job in enumerate(jobs):
         if job.iterations is None or job.by_s is None:
             continue
-        num_made = iterations_made(index, shares, slots, job.by_s)
+        num_made = iterations_made(index, allocations, slots, job.by_s)
         if num_made < job.iterations * (1 - _SAME_COUNT):
             raise NoAnswerError(
                 f"job {job.name} makes {num_made:.1f} of {job.iterations} iterations by "
@@ -231,23 +233,23 @@ def _require_deadlines(
             )
 
 
-def _best_values(modes: Sequence[JobModes], slots: Sequence[Slot]) -> list[float]:
+def _best_values(ranges: Sequence[OperatingRange], slots: Sequence[Slot]) -> list[float]:
     """The most value that any plans could have, per second, of each interval."""
-    if all(mode.job.iterations is None for mode in modes):
-        market = Market([_demand(mode.job, mode.bound) for mode in modes])
+    if all(job_range.job.iterations is None for job_range in ranges):
+        market = Market([_demand(job_range.job, job_range.bound) for job_range in ranges])
         return [market.best_value(slot.power_w) for slot in slots]
     demands = []
-    for mode in modes:
+    for job_range in ranges:
         # A curve of fewer pieces, none of them above it, still gives a bound; and the linear
         # program stays small enough to be solved.
-        lower_curve = mode.bound.bounded_below(_PIECES_OF_BOUND)
-        demands.append(_demand(mode.job, lower_curve))
-    return [share.value for share in share_over_time(demands, slots)]
+        lower_curve = job_range.bound.bounded_below(_PIECES_OF_BOUND)
+        demands.append(_demand(job_range.job, lower_curve))
+    return [allocation.value for allocation in allocate_over_time(demands, slots)]
 
 
 def _gaps(
     jobs: Sequence[SiteJob],
-    shares: Sequence[Share],
+    allocations: Sequence[Allocation],
     best_values: Sequence[float],
     slots: Sequence[Slot],
 ) -> list[float]:
@@ -255,7 +257,7 @@ def _gaps(
 
     Deadlines couple intervals: then the bound is one on the whole time, and so is the gap.
     """
-    values = [share.value for share in shares]
+    values = [allocation.value for allocation in allocations]
     if all(job.iterations is None for job in jobs):
         return [_gap(bound, value) for bound, value in zip(best_values, values, strict=True)]
     whole_gap = _gap(_over_time(best_values, slots), _over_time(values, slots))
@@ -275,13 +277,16 @@ def _gap(bound: float, value: float) -> float:
 
 
 def _record(
-    mode: JobModes, index: int, shares: Sequence[Share], slots: Sequence[Slot]
+    job_range: OperatingRange,
+    index: int,
+    allocations: Sequence[Allocation],
+    slots: Sequence[Slot],
 ) -> SiteJobRecord:
     """The entry of a job in a site plan, for all intervals together."""
-    job = mode.job
+    job = job_range.job
     num_made = None
     if job.by_s is not None:
-        num_made = iterations_made(index, shares, slots, job.by_s)
+        num_made = iterations_made(index, allocations, slots, job.by_s)
     return SiteJobRecord(
         name=job.name,
         frontier=None if job.source is None else job.source.as_posix(),
@@ -290,7 +295,7 @@ def _record(
         freqplan_sha256=None if job.ladder is None else job.ladder.sha256,
         gpus=job.num_gpus,
         replicas=job.replicas,
-        full_power_w=mode.bound.fastest.power_w,
+        full_power_w=job_range.bound.fastest.power_w,
         weight=job.weight,
         money=job.money,
         flexible=job.flexible,
@@ -303,32 +308,32 @@ def _record(
 
 def _interval(
     interval: Interval,
-    modes: Sequence[JobModes],
-    share: Share,
+    ranges: Sequence[OperatingRange],
+    allocation: Allocation,
     gap: float,
     overheads: SiteOverheads,
     full_value: float,
 ) -> SiteInterval:
     """The entry of an interval in a site plan."""
-    job_shares = [
-        mode.share_at(throughput)
-        for mode, throughput in zip(modes, share.throughput.tolist(), strict=True)
+    job_assignments = [
+        job_range.assignment_at(throughput)
+        for job_range, throughput in zip(ranges, allocation.throughput.tolist(), strict=True)
     ]
-    num_gpus = sum(mode.job.num_gpus for mode in modes)
-    gpu_power_w = sum(job.power_w for job in job_shares)
-    price_per_site_w = share.price / overheads.pue
-    in_money = modes[0].job.money is not None
+    num_gpus = sum(job_range.job.num_gpus for job_range in ranges)
+    gpu_power_w = sum(job.power_w for job in job_assignments)
+    price_per_site_w = allocation.price / overheads.pue
+    in_money = ranges[0].job.money is not None
     return SiteInterval(
         start_s=interval.start_s,
         end_s=interval.end_s,
         budget_w=interval.budget_w,
         reserved_w=interval.reserved_w,
         power_w=overheads.site_power_w(gpu_power_w, num_gpus) + interval.reserved_w,
-        throughput_loss_percent=max(0.0, 100 * (1 - share.value / full_value)),
+        throughput_loss_percent=max(0.0, 100 * (1 - allocation.value / full_value)),
         price_percent_per_kw=100 * price_per_site_w / full_value * W_PER_KW,
         price_money_per_kwh=price_per_site_w * W_PER_KW * S_PER_H if in_money else None,
         gap=gap,
-        jobs=job_shares,
+        jobs=job_assignments,
     )
 
 

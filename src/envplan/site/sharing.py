@@ -91,7 +91,7 @@ class Pieces:
         )
 
     def throughput_with(self, bought: FloatArray) -> FloatArray:
-        """The throughput of each job that has these shares of its pieces, (J).
+        """The throughput of each job that has these parts of its pieces, (J).
 
         Args:
             bought: of each piece, 0 to 1, (n).
@@ -104,7 +104,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class Allocation:
     """The throughput of each job in one interval, within a budget.
 
     Attributes:
@@ -137,7 +137,7 @@ class Market:
         """The value of the most valuable use of a budget, per second."""
         return float(np.interp(power_w, self._power_w, self._value))
 
-    def share(self, power_w: float) -> Share:
+    def allocate(self, power_w: float) -> Allocation:
         """The most valuable use of a budget.
 
         Raises:
@@ -156,7 +156,7 @@ class Market:
             bought[num_whole] = remaining_w / pieces.power_w[num_whole]
             price = float(pieces.price[num_whole])
         throughput = pieces.throughput_with(bought)
-        return Share(
+        return Allocation(
             throughput=throughput,
             power_w=self.least_power_w + float(bought @ pieces.power_w),
             value=float(throughput @ pieces.job_value),
@@ -183,7 +183,7 @@ class Slot:
         return self.end_s - self.start_s
 
 
-def share_over_time(demands: Sequence[Demand], slots: Sequence[Slot]) -> list[Share]:
+def allocate_over_time(demands: Sequence[Demand], slots: Sequence[Slot]) -> list[Allocation]:
     """The most valuable use of budgets that follow each other, deadlines kept.
 
     Without deadlines intervals do not depend on each other, and each is shared alone.
@@ -197,7 +197,7 @@ def share_over_time(demands: Sequence[Demand], slots: Sequence[Slot]) -> list[Sh
     """
     if all(demand.iterations is None for demand in demands):
         market = Market(demands)
-        return [market.share(slot.power_w) for slot in slots]
+        return [market.allocate(slot.power_w) for slot in slots]
     return _DeadlineProgram(demands, slots).solve()
 
 
@@ -214,8 +214,8 @@ class _DeadlineProgram:
         self._demands, self._slots = demands, slots
         self._pieces = Pieces.of(demands)
         self._model = mathopt.Model()
-        #: For each interval the bought share of each piece, 0 to 1.
-        self._bought = [self._add_shares_of_pieces() for _ in slots]
+        #: For each interval the part of each piece that is bought, 0 to 1.
+        self._bought = [self._add_parts_of_pieces() for _ in slots]
         #: For each interval the constraint on its power.
         self._budgets = [
             self._add_budget(slot, bought) for slot, bought in zip(slots, self._bought, strict=True)
@@ -225,8 +225,8 @@ class _DeadlineProgram:
                 self._add_deadline(job, demand.iterations, demand.by_s)
         self._maximize_value()
 
-    def _add_shares_of_pieces(self) -> list[Variable]:
-        """Add the variables of an interval: the bought share of each piece."""
+    def _add_parts_of_pieces(self) -> list[Variable]:
+        """Add the variables of an interval: the part of each piece that is bought."""
         return [self._model.add_variable(lb=0.0, ub=1.0) for _ in self._pieces.job]
 
     def _add_budget(self, slot: Slot, bought: Sequence[Variable]) -> LinearConstraint:
@@ -263,8 +263,8 @@ class _DeadlineProgram:
                 objective.set_linear_coefficient(variable, value_per_s * slot.duration_s)
         objective.is_maximize = True
 
-    def solve(self) -> list[Share]:
-        """The shares of all intervals.
+    def solve(self) -> list[Allocation]:
+        """The allocations of all intervals.
 
         Raises:
             NoAnswerError: there are none.
@@ -278,13 +278,13 @@ class _DeadlineProgram:
         # Where no job can do more than it must, the program has no variables, and so no prices.
         has_variables = len(self._pieces.job) > 0
         prices = result.dual_values() if has_variables else dict.fromkeys(self._budgets, 0.0)
-        shares = []
+        allocations = []
         for slot, bought, budget in zip(self._slots, self._bought, self._budgets, strict=True):
-            bought_share = np.clip([values[variable] for variable in bought], 0.0, 1.0)
+            bought_parts = np.clip([values[variable] for variable in bought], 0.0, 1.0)
             # A dual value is of the whole interval; a price is per second.
             price = max(0.0, prices[budget]) / slot.duration_s
-            shares.append(self._share(bought_share, price))
-        return shares
+            allocations.append(self._allocation(bought_parts, price))
+        return allocations
 
     def _missing_power(self) -> str:
         """The least power that every interval would need more for the deadlines, in words."""
@@ -300,12 +300,12 @@ class _DeadlineProgram:
         more_kw = result.variable_values()[missing_w] / 1e3
         return f"the deadlines need {more_kw:,.4g} kW of the jobs' GPUs more than the budget leaves"
 
-    def _share(self, bought: FloatArray, price: float) -> Share:
-        """The share in which these parts of the pieces are bought, (n)."""
+    def _allocation(self, bought: FloatArray, price: float) -> Allocation:
+        """The allocation in which these parts of the pieces are bought, (n)."""
         throughput = self._pieces.throughput_with(bought)
         powers_w = [
             demand.curve.power_at(job_throughput)
             for demand, job_throughput in zip(self._demands, throughput.tolist(), strict=True)
         ]
         value = float(throughput @ self._pieces.job_value)
-        return Share(throughput, sum(powers_w), value, price)
+        return Allocation(throughput, sum(powers_w), value, price)

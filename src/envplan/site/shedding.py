@@ -11,7 +11,7 @@ from envplan.errors import InputError
 from envplan.plan import as_referenced, check_reference, find_profile
 from envplan.site.curve import FloatArray, OperatingPoint
 from envplan.site.jobs import SiteJob
-from envplan.site.modes import JobModes
+from envplan.site.operating_range import OperatingRange
 from envplan.site.plan import SiteOverheads
 from envplan.site.sharing import Demand, Market
 from envplan.solve.uniform_clocks import UniformClocks
@@ -55,8 +55,10 @@ def shed_curve(
     they cost is not known.
     """
     caps = _clock_caps_or_none(jobs)
-    modes = [JobModes.of(job, alternates=alternates) for job in jobs]
-    market = Market([Demand(mode.curve, mode.job.value_per_iteration) for mode in modes])
+    ranges = [OperatingRange.of(job, alternates=alternates) for job in jobs]
+    market = Market(
+        [Demand(job_range.curve, job_range.job.value_per_iteration) for job_range in ranges]
+    )
     num_gpus = sum(job.num_gpus for job in jobs)
     full_value = sum(job.value_per_iteration * job.full_throughput for job in jobs)
     unplanned_w = sum(_max_frequency_power_w(job) for job in jobs)
@@ -68,7 +70,7 @@ def shed_curve(
         point = ShedPoint(
             power_w=overheads.site_power_w(budget_w, num_gpus),
             shared_percent=_lost_percent(market.best_value(budget_w), full_value),
-            alike_percent=_lost_percent(_value_cut_alike(modes, budget_w), full_value),
+            alike_percent=_lost_percent(_value_cut_alike(ranges, budget_w), full_value),
             paused_percent=_lost_percent_or_none(paused_value, full_value),
             capped_percent=_lost_percent_or_none(capped_value, full_value),
         )
@@ -154,26 +156,26 @@ def _points_by_clock(job: SiteJob) -> dict[float, OperatingPoint]:
     return points
 
 
-def _value_cut_alike(modes: Sequence[JobModes], power_w: float) -> float:
+def _value_cut_alike(ranges: Sequence[OperatingRange], power_w: float) -> float:
     """The value where every job's power is cut by the same share, per second."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if sum(_cut_powers_w(modes, middle).tolist()) <= power_w:
+        if sum(_cut_powers_w(ranges, middle).tolist()) <= power_w:
             low = middle
         else:
             high = middle
     values = []
-    for mode, job_power_w in zip(modes, _cut_powers_w(modes, low).tolist(), strict=True):
-        throughput = mode.curve.throughput_at(job_power_w)
-        values.append(mode.job.value_per_iteration * throughput)
+    for job_range, job_power_w in zip(ranges, _cut_powers_w(ranges, low).tolist(), strict=True):
+        throughput = job_range.curve.throughput_at(job_power_w)
+        values.append(job_range.job.value_per_iteration * throughput)
     return sum(values)
 
 
-def _cut_powers_w(modes: Sequence[JobModes], share: float) -> FloatArray:
+def _cut_powers_w(ranges: Sequence[OperatingRange], share: float) -> FloatArray:
     """The power of each job at a share of its full power, within what it may lose, W."""
-    least_w = np.array([mode.curve.slowest.power_w for mode in modes])
-    full_w = np.array([mode.curve.fastest.power_w for mode in modes])
+    least_w = np.array([job_range.curve.slowest.power_w for job_range in ranges])
+    full_w = np.array([job_range.curve.fastest.power_w for job_range in ranges])
     powers_w: FloatArray = np.maximum(least_w, share * full_w)
     return powers_w
 

@@ -8,8 +8,7 @@ a file of orders that was lost or damaged is written again, and so is what could
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from envplan.errors import InputError, NoAnswerError
@@ -46,7 +45,8 @@ class SiteWatch:
         reserved_w: that others draw of it.
         overheads, alternates, plan_power: as for `plan_site`.
         writer: of the orders.
-        plan_file: where each plan of the site is written; None: nowhere.
+        keep_plan: is called with each plan of the site once its orders are written, to write it to
+            its file; again where it raises an InputError. None: plans are not kept.
 
     Attributes:
         plan: the last plan; None before the first.
@@ -63,7 +63,7 @@ class SiteWatch:
         alternates: bool,
         plan_power: PlanPower,
         writer: OrderWriter,
-        plan_file: Path | None = None,
+        keep_plan: Callable[[SitePlan], None] | None = None,
     ) -> None:
         self.plan: SitePlan | None = None
         self._jobs = jobs
@@ -84,9 +84,9 @@ class SiteWatch:
         self._is_signal_lost = False
         self._orders_failure = self._plan_failure = ""
         self._acknowledgements = Acknowledgements(writer)
-        self._plan_file = plan_file
-        #: A plan whose orders are written, and that is not in the file yet.
-        self._unsaved_plan: SitePlan | None = None
+        self._keep_plan = keep_plan
+        #: A plan whose orders are written, and that is not kept yet.
+        self._unkept_plan: SitePlan | None = None
 
     def round(self) -> Iterator[WatchEvent]:
         """Read the signal; plan and write orders if it has changed; look for acknowledgements."""
@@ -138,7 +138,7 @@ class SiteWatch:
             self._written[order.job.name] = order
             self._acknowledgements.expect(order)
         self._ordered_w = signal.power_w
-        self._unsaved_plan = self.plan
+        self._unkept_plan = self.plan
         self._acknowledgements.all_written()
         return OrdersWritten(
             signal=signal.text,
@@ -175,15 +175,15 @@ class SiteWatch:
         yield OrdersLost(jobs=[order.job.name for order in written])
 
     def _save_plan(self) -> Iterator[PlanFailed]:
-        """Write the plan to its file, if it is not there yet."""
-        if self._plan_file is None or self._unsaved_plan is None:
+        """Keep the plan, if that is not done yet."""
+        if self._keep_plan is None or self._unkept_plan is None:
             return
         try:
-            self._unsaved_plan.save(self._plan_file)
+            self._keep_plan(self._unkept_plan)
         except InputError as error:
             if str(error) != self._plan_failure:
                 yield PlanFailed(message=str(error))
             self._plan_failure = str(error)
         else:
-            self._unsaved_plan = None
+            self._unkept_plan = None
             self._plan_failure = ""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar, NamedTuple, Self
 
 from pydantic import JsonValue
 
 from envplan.enforce.order_file import Order
+from envplan.site.shedding import ShedPoint
 
 __all__ = [
     "AllFollow",
@@ -18,6 +20,7 @@ __all__ = [
     "OrdersLost",
     "OrdersWritten",
     "PlanFailed",
+    "SheddingCosts",
     "SignalLost",
     "WatchEvent",
 ]
@@ -147,7 +150,7 @@ class SignalLost(WatchEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFailed(WatchEvent):
-    """The plan of the site cannot be written to its file; it is tried again.
+    """The plan of the site cannot be written, or not drawn; it is tried again.
 
     Attributes:
         message: why, a line for people.
@@ -156,6 +159,23 @@ class PlanFailed(WatchEvent):
     event: ClassVar[str] = "plan_failed"
 
     message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SheddingCosts(WatchEvent):
+    """What it costs to shed power, whatever the signal says.
+
+    Attributes:
+        shed_curve: from maximum frequency down to what jobs may not lose.
+    """
+
+    event: ClassVar[str] = "shed_curve"
+
+    shed_curve: Sequence[ShedPoint]
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """Its JSON object."""
+        return {**super().to_dict(), "shed_curve": [point._asdict() for point in self.shed_curve]}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from envplan.errors import NoAnswerError
-from envplan.site.modes import JobModes
-from envplan.site.sharing import Demand, Market, Share, Slot
+from envplan.site.operating_range import OperatingRange
+from envplan.site.sharing import Allocation, Demand, Market, Slot
 
 if TYPE_CHECKING:
     from ortools.math_opt.python.variables import Variable
@@ -27,49 +27,51 @@ _RELATIVE_GAP: Final = 1e-4
 _SOLVER_ERROR: Final = 1e-6
 
 
-def choose_whole_plans(modes: Sequence[JobModes], slots: Sequence[Slot]) -> list[Share]:
+def choose_whole_plans(ranges: Sequence[OperatingRange], slots: Sequence[Slot]) -> list[Allocation]:
     """The most valuable choice of one plan for each job in each interval, deadlines kept.
 
     Args:
-        modes: of all jobs; their stops are the plans to choose from.
+        ranges: of all jobs; their stops are the plans to choose from.
         slots: by time, without gaps.
 
     Raises:
         NoAnswerError: a deadline cannot be kept, or a budget is below the jobs' least power.
     """
-    market = Market([Demand(mode.curve, mode.job.value_per_iteration) for mode in modes])
-    if any(mode.job.iterations is not None for mode in modes):
-        return _ChoiceProgram(modes, slots).solve(market)
-    share_of_power: dict[float, Share] = {}
+    market = Market(
+        [Demand(job_range.curve, job_range.job.value_per_iteration) for job_range in ranges]
+    )
+    if any(job_range.job.iterations is not None for job_range in ranges):
+        return _ChoiceProgram(ranges, slots).solve(market)
+    allocation_of_power: dict[float, Allocation] = {}
     for slot in slots:
-        if slot.power_w not in share_of_power:
-            (share_of_power[slot.power_w],) = _ChoiceProgram(modes, [slot]).solve(market)
-    return [share_of_power[slot.power_w] for slot in slots]
+        if slot.power_w not in allocation_of_power:
+            (allocation_of_power[slot.power_w],) = _ChoiceProgram(ranges, [slot]).solve(market)
+    return [allocation_of_power[slot.power_w] for slot in slots]
 
 
 class _ChoiceProgram:
     """The integer program: a variable for each plan of each job in each interval."""
 
-    def __init__(self, modes: Sequence[JobModes], slots: Sequence[Slot]) -> None:
+    def __init__(self, ranges: Sequence[OperatingRange], slots: Sequence[Slot]) -> None:
         from ortools.math_opt.python import mathopt
 
-        self._modes, self._slots = modes, slots
+        self._ranges, self._slots = ranges, slots
         self._model = mathopt.Model()
         self._model.objective.is_maximize = True
         #: For each interval and job the variables of its plans: 1 for the one that is followed.
-        self._chosen = [[self._add_choice(mode) for mode in modes] for _ in slots]
+        self._chosen = [[self._add_choice(job_range) for job_range in ranges] for _ in slots]
         for slot, chosen in zip(slots, self._chosen, strict=True):
             self._add_budget(slot, chosen)
             self._add_value(slot, chosen)
-        for job, mode in enumerate(modes):
-            if mode.job.iterations is not None and mode.job.by_s is not None:
-                self._add_deadline(job, mode.job.iterations, mode.job.by_s)
+        for job, job_range in enumerate(ranges):
+            if job_range.job.iterations is not None and job_range.job.by_s is not None:
+                self._add_deadline(job, job_range.job.iterations, job_range.job.by_s)
 
-    def _add_choice(self, mode: JobModes) -> list[Variable]:
+    def _add_choice(self, job_range: OperatingRange) -> list[Variable]:
         """Add the variables of a job in an interval, of which one is 1."""
         one = self._model.add_linear_constraint(lb=1.0, ub=1.0)
         variables = []
-        for _ in mode.stops:
+        for _ in job_range.stops:
             variable = self._model.add_binary_variable()
             one.set_coefficient(variable, 1.0)
             variables.append(variable)
@@ -78,15 +80,15 @@ class _ChoiceProgram:
     def _add_budget(self, slot: Slot, chosen: Sequence[Sequence[Variable]]) -> None:
         """Add the constraint that all jobs together draw no more than an interval's power."""
         budget = self._model.add_linear_constraint(ub=slot.power_w * (1 - _SOLVER_ERROR))
-        for mode, variables in zip(self._modes, chosen, strict=True):
-            for stop, variable in zip(mode.stops, variables, strict=True):
+        for job_range, variables in zip(self._ranges, chosen, strict=True):
+            for stop, variable in zip(job_range.stops, variables, strict=True):
                 budget.set_coefficient(variable, stop.point.power_w)
 
     def _add_value(self, slot: Slot, chosen: Sequence[Sequence[Variable]]) -> None:
         """Add an interval's value to the objective."""
-        for mode, variables in zip(self._modes, chosen, strict=True):
-            weight = mode.job.value_per_iteration * slot.duration_s
-            for stop, variable in zip(mode.stops, variables, strict=True):
+        for job_range, variables in zip(self._ranges, chosen, strict=True):
+            weight = job_range.job.value_per_iteration * slot.duration_s
+            for stop, variable in zip(job_range.stops, variables, strict=True):
                 self._model.objective.set_linear_coefficient(variable, weight * stop.throughput)
 
     def _add_deadline(self, job: int, iterations: int, by_s: float) -> None:
@@ -96,11 +98,11 @@ class _ChoiceProgram:
             duration_s = min(slot.end_s, by_s) - slot.start_s
             if duration_s <= 0:
                 break
-            for stop, variable in zip(self._modes[job].stops, chosen[job], strict=True):
+            for stop, variable in zip(self._ranges[job].stops, chosen[job], strict=True):
                 row.set_coefficient(variable, stop.throughput * duration_s)
 
-    def solve(self, market: Market) -> list[Share]:
-        """The shares of all intervals, with the prices of a market of mixtures.
+    def solve(self, market: Market) -> list[Allocation]:
+        """The allocations of all intervals, with the prices of a market of mixtures.
 
         Raises:
             NoAnswerError: there are none.
@@ -118,21 +120,25 @@ class _ChoiceProgram:
                 "power or time"
             )
         values = result.variable_values()
-        shares = []
+        allocations = []
         for slot, chosen in zip(self._slots, self._chosen, strict=True):
             numbers = [
                 max(range(len(variables)), key=lambda number: values[variables[number]])
                 for variables in chosen
             ]
-            shares.append(self._share(numbers, market.share(slot.power_w).price))
-        return shares
+            allocations.append(self._allocation(numbers, market.allocate(slot.power_w).price))
+        return allocations
 
-    def _share(self, numbers: Sequence[int], price: float) -> Share:
-        """The share in which each job is at one of its stops."""
-        stops = [mode.stops[number] for mode, number in zip(self._modes, numbers, strict=True)]
+    def _allocation(self, numbers: Sequence[int], price: float) -> Allocation:
+        """The allocation in which each job is at one of its stops."""
+        stops = [
+            job_range.stops[number] for job_range, number in zip(self._ranges, numbers, strict=True)
+        ]
         throughput = np.array([stop.throughput for stop in stops])
-        value_per_iteration = np.array([mode.job.value_per_iteration for mode in self._modes])
-        return Share(
+        value_per_iteration = np.array(
+            [job_range.job.value_per_iteration for job_range in self._ranges]
+        )
+        return Allocation(
             throughput=throughput,
             power_w=sum(stop.point.power_w for stop in stops),
             value=float(throughput @ value_per_iteration),

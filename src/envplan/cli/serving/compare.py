@@ -69,7 +69,10 @@ def compare(
     ui.answer(
         lambda: _document(replays, costs),
         lambda: _print(replays, costs),
-        next_command=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"],
+        next_command=[
+            *("envplan", "serving", "simulate", *service.to_words()),
+            *("--trace", replay.trace, "--plot"),
+        ],
     )
 
 

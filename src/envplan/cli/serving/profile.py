@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -10,7 +11,7 @@ import typer
 
 from envplan.cli import output as ui
 from envplan.cli.invocation import invocation
-from envplan.cli.serving.service import ServiceOptions
+from envplan.cli.serving.service import ServiceOptions, example_loads
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import Column
 from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, quantity
@@ -114,9 +115,9 @@ def profile(
     from envplan.serving.identify.sweep_files import SweepFacts
     from envplan.serving.profile import ServingProfile
 
+    made = output
     if from_sweep is not None:
         facts = SweepFacts(model=model, gpu=gpu, engine=engine, tp=tp, precision=precision)
-        made = output
         if made is None:
             made = Path("serving-profile.csv")
             invocation().will_write(made)
@@ -126,14 +127,19 @@ def profile(
             profile.save_copy(made, service.stated_classes)
     else:
         profile = service.serving_profile
-        if output is not None:
-            profile.save_copy(output, service.stated_classes)
+        if made is not None:
+            profile.save_copy(made, service.stated_classes)
+    # A profile that was written has the stated classes as its own.
+    shown = service if made is None else replace(service, profile=str(made), classes=None)
     ui.draw(plot, lambda: serving_profile_figure(profile, load))
     efficiencies = profile.efficiencies(load)
     ui.answer(
         lambda: _document(profile, load, efficiencies),
         lambda: _print(profile, load, efficiencies),
-        next_command=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
+        next_command=[
+            *("envplan", "serving", "solve", *shown.to_words()),
+            *("--load", example_loads(profile.classes.names)),
+        ],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +67,17 @@ def _parse_classes_file(text: str, option: str) -> Path:
     return path
 
 
+def example_loads(names: Sequence[str]) -> str:
+    """A value of --load for a next command, such as SS=20000,MM=8000.
+
+    Args:
+        names: of the classes that there are.
+    """
+    common = [name for name in ("SS", "MM") if name in names]
+    loads = zip(common or names, (20_000, 8_000), strict=False)
+    return ",".join(f"{name}={tokens_s}" for name, tokens_s in loads)
+
+
 #: A panel of `--help`.
 FLEET: Final = "Fleet"
 
@@ -121,6 +133,17 @@ class ServiceOptions:
             parser=quantity(NUMBER.within(1e-6, 1e6)),
         ),
     ] = 1.0
+
+    def to_words(self) -> list[str]:
+        """What is typed for this service, for a next command."""
+        words = [] if self.profile == BUILTIN else [self.profile]
+        if self.classes is not None:
+            words += ["--classes", str(self.classes)]
+        for name, slo in self.slo or []:
+            words += ["--slo", f"{name}={slo.ttft_s:g},{slo.tbt_s:g}"]
+        if self.slo_scale != 1.0:
+            words += ["--slo-scale", f"{self.slo_scale:g}"]
+        return words
 
     @cached_property
     def serving_profile(self) -> ServingProfile:

@@ -111,7 +111,9 @@ def simulate(
             "classes": class_list(replays.profile.classes),
         },
         lambda: _print(replays, costs),
-        next_command=["envplan", "serving", "compare", "--trace", replay.trace],
+        next_command=[
+            *("envplan", "serving", "compare", *service.to_words(), "--trace", replay.trace)
+        ],
     )
 
 

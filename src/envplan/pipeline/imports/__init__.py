@@ -1,8 +1,8 @@
 """Schedules from elsewhere: PyTorch's CSV and objects, Megatron's configurations, recorded traces.
 
-A reader, a module each, finds in order the steps of model stages that each rank runs, and the names
-of what else there is and is left out. Here they become operations; Pipeline.from_orders then gives
-them the data dependencies of a generated schedule, and refuses what could not run.
+A reader, a module each, finds in order the computations of model stages that each rank runs, and
+the names of what else there is and is left out. Here they become operations; Pipeline.from_orders
+then gives them the data dependencies of a generated schedule, and refuses what could not run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_FILE_BYTES: Final = 64 * 2**20
 MOST_DIGITS: Final = 7
 
 
-class Step(NamedTuple):
+class Computation(NamedTuple):
     """One computation, before it is known which chunk of its rank it belongs to.
 
     Attributes:
@@ -42,29 +42,29 @@ class Step(NamedTuple):
     model_stage: int
 
 
-def scheduled(ranks: Iterable[Iterable[Step | str]]) -> ImportedSchedule:
+def scheduled(ranks: Iterable[Iterable[Computation | str]]) -> ImportedSchedule:
     """The schedule of what all ranks run. A rank's model stages are its chunks, in model order.
 
     Args:
-        ranks: for each rank, in execution order, its steps, and names of what is left out.
+        ranks: for each rank, in execution order, its computations, and names of what is left out.
 
     Raises:
-        InputError: names a rank without steps, a step that comes twice, or a model stage that is
-            on two ranks or on none.
+        InputError: names a rank without computations, one that comes twice, or a model stage that
+            is on two ranks or on none.
     """
     orders: list[tuple[Operation, ...]] = []
     skipped: Counter[str] = Counter()
     for rank, items in enumerate(map(list, ranks)):
         skipped.update(item for item in items if isinstance(item, str))
-        steps = [item for item in items if not isinstance(item, str)]
-        orders.append(tuple(_operations(rank, steps)))
+        computations = [item for item in items if not isinstance(item, str)]
+        orders.append(tuple(_operations(rank, computations)))
     ranks_of_stages(orders)
     return ImportedSchedule(tuple(orders), skipped)
 
 
-def _operations(rank: int, steps: Sequence[Step]) -> Iterator[Operation]:
+def _operations(rank: int, computations: Sequence[Computation]) -> Iterator[Operation]:
     """The operations of a rank, whose model stages are its chunks in model order."""
-    stages = sorted({step.model_stage for step in steps})
+    stages = sorted({computation.model_stage for computation in computations})
     chunk_of = {stage: chunk for chunk, stage in enumerate(stages)}
-    for instruction, microbatch, stage in steps:
+    for instruction, microbatch, stage in computations:
         yield Operation(rank, instruction, microbatch, chunk_of[stage], stage)

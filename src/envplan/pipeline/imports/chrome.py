@@ -28,7 +28,7 @@ from envplan._io.documents import Model
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline.dag_file import identifier
 from envplan.pipeline.imported import ImportedSchedule
-from envplan.pipeline.imports import Step, scheduled
+from envplan.pipeline.imports import Computation, scheduled
 from envplan.pipeline.imports.trace_events import TraceEvent, read_events
 from envplan.pipeline.operations import BACKWARD, LETTERS
 
@@ -109,9 +109,10 @@ def read_chrome_traces(
     ranks = _read_field(operations, "rank", _rank_source(operations, mapping, len(paths)))
     placed = _place(operations, ranks)
     _check_overlaps(placed)
-    orders: list[list[Step]] = [[] for _ in ranks.labels]
-    for (rank, _), step in zip(placed, _steps(mapping, placed, len(orders)), strict=True):
-        orders[rank].append(step)
+    orders: list[list[Computation]] = [[] for _ in ranks.labels]
+    computations = _computations(mapping, placed, len(orders))
+    for (rank, _), computation in zip(placed, computations, strict=True):
+        orders[rank].append(computation)
     try:
         schedule = scheduled(orders)
     except InputError as error:
@@ -319,9 +320,9 @@ def _in_natural_order(label: int | str) -> tuple[bool, list[int | str]]:
     return isinstance(label, str), parts
 
 
-def _steps(
+def _computations(
     mapping: TraceMapping, placed: Sequence[_PlacedOperation], num_ranks: int
-) -> Iterator[Step]:
+) -> Iterator[Computation]:
     """Microbatch and model stage of each operation of each rank.
 
     What one name or argument tells, those of all computation must tell; of a data loader's or an
@@ -335,7 +336,7 @@ def _steps(
         if microbatch is None:
             microbatch = num_seen[operation.instruction, stage]
             num_seen[operation.instruction, stage] += 1
-        yield Step(operation.instruction, microbatch, stage)
+        yield Computation(operation.instruction, microbatch, stage)
 
 
 def _model_stages(

@@ -31,7 +31,7 @@ from envplan._io.files import decoded, read_bounded
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline.graph import Pipeline
 from envplan.pipeline.imported import ImportedSchedule
-from envplan.pipeline.imports import MAX_FILE_BYTES, MOST_DIGITS, Step, scheduled
+from envplan.pipeline.imports import MAX_FILE_BYTES, MOST_DIGITS, Computation, scheduled
 from envplan.pipeline.operations import LETTERS, short_name
 from envplan.pipeline.schedules import SCHEDULES
 
@@ -84,16 +84,16 @@ def parse_rows(rows: Sequence[Sequence[str]]) -> ImportedSchedule:
     Raises:
         InputError: as for read_torch_csv; line and column count from 1.
     """
-    return scheduled(_steps_of_row(line, row) for line, row in enumerate(rows, 1))
+    return scheduled(_computations_of_row(line, row) for line, row in enumerate(rows, 1))
 
 
-def _steps_of_row(line: int, row: Sequence[str]) -> Iterator[Step | str]:
-    """The steps of a rank, and the names of actions that are no computation."""
+def _computations_of_row(line: int, row: Sequence[str]) -> Iterator[Computation | str]:
+    """The computations of a rank, and the names of actions that are no computation."""
     for column, cell in enumerate(map(str.strip, row), 1):
-        steps = _steps_of_cell(cell)
+        computations = _computations_of_cell(cell)
         other_action = _OTHER_ACTION.fullmatch(cell)
-        if steps:
-            yield from steps
+        if computations:
+            yield from computations
         elif other_action:
             yield other_action["name"]
         elif cell:
@@ -105,17 +105,17 @@ def _steps_of_row(line: int, row: Sequence[str]) -> Iterator[Step | str]:
             )
 
 
-def _steps_of_cell(cell: str) -> list[Step]:
+def _computations_of_cell(cell: str) -> list[Computation]:
     """The computations of an action; none where it is something else."""
     overlap = _OVERLAP.fullmatch(cell)
-    steps = []
+    computations = []
     for text in overlap["actions"].split(";") if overlap else [cell]:
         match = _COMPUTE.fullmatch(text.strip())
         if match is None:
             return []
         instruction = _INSTRUCTIONS[match["letter"]]
-        steps.append(Step(instruction, int(match["microbatch"]), int(match["stage"])))
-    return steps
+        computations.append(Computation(instruction, int(match["microbatch"]), int(match["stage"])))
+    return computations
 
 
 def read_torch_schedule(schedule: Any) -> ImportedSchedule:

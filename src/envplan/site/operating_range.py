@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from envplan.site.curve import OperatingPoint, PowerCurve
 from envplan.site.jobs import SiteJob
-from envplan.site.model import JobShare
+from envplan.site.model import JobAssignment
 
 #: A throughput this close to a stop's, as a fraction, is the stop's.
 _SAME = 1e-12
@@ -38,8 +38,8 @@ class Stop(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class JobModes:
-    """The modes of a job: how it reaches each throughput that it can have.
+class OperatingRange:
+    """The throughputs that a job can have, their powers, and the plans that reach each.
 
     Attributes:
         job: the job.
@@ -56,11 +56,13 @@ class JobModes:
     bound: PowerCurve
     stops: tuple[Stop, ...]
     #: By throughput: in most intervals of a day a job is at one of a few.
-    _share_cache: dict[float, JobShare] = field(default_factory=dict, init=False, repr=False)
+    _assignment_cache: dict[float, JobAssignment] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @classmethod
-    def of(cls, job: SiteJob, *, alternates: bool) -> JobModes:
-        """The modes of a job by the mean power of its plans, which may alternate or may not."""
+    def of(cls, job: SiteJob, *, alternates: bool) -> OperatingRange:
+        """The range of a job by the mean power of its plans, which may alternate or may not."""
         stops = _hull_stops(job.plan_points(), job)
         hull = PowerCurve.through(stop.point for stop in stops)
         if alternates:
@@ -70,8 +72,8 @@ class JobModes:
         return cls(job, curve, job.relaxed_curve, stops)
 
     @classmethod
-    def by_peak(cls, job: SiteJob, peak_powers_w: Sequence[float]) -> JobModes:
-        """The modes of a job by the peak power of its plans.
+    def by_peak(cls, job: SiteJob, peak_powers_w: Sequence[float]) -> OperatingRange:
+        """The range of a job by the peak power of its plans.
 
         One plan is followed at a time: two that alternate have the higher peak of both, and pauses
         in between save nothing of it.
@@ -102,19 +104,19 @@ class JobModes:
         slower, _ = self._neighbours(throughput)
         return max(slower.throughput, self.curve.slowest.throughput)
 
-    def share_at(self, throughput: float) -> JobShare:
+    def assignment_at(self, throughput: float) -> JobAssignment:
         """The plans or pauses by which the job has a throughput of its curve."""
-        if throughput not in self._share_cache:
-            self._share_cache[throughput] = self._share(throughput)
-        return self._share_cache[throughput]
+        if throughput not in self._assignment_cache:
+            self._assignment_cache[throughput] = self._assignment(throughput)
+        return self._assignment_cache[throughput]
 
-    def _share(self, throughput: float) -> JobShare:
+    def _assignment(self, throughput: float) -> JobAssignment:
         slower, faster = self._neighbours(throughput)
         if slower == faster:
-            return self._share_of_stop(slower)
+            return self._assignment_of_stop(slower)
         power_w = self.curve.power_at(throughput)
         if slower.is_pause:
-            return JobShare(
+            return JobAssignment(
                 name=self.job.name,
                 plan=faster.plan,
                 iteration_time_s=1 / faster.throughput,
@@ -122,7 +124,7 @@ class JobModes:
                 power_w=power_w,
             )
         time_share = (throughput - slower.throughput) / (faster.throughput - slower.throughput)
-        return JobShare(
+        return JobAssignment(
             name=self.job.name,
             plan=slower.plan,
             faster_plan=faster.plan,
@@ -133,9 +135,9 @@ class JobModes:
             power_w=power_w,
         )
 
-    def _share_of_stop(self, stop: Stop) -> JobShare:
-        """The share of a job that is at one stop all the time."""
-        return JobShare(
+    def _assignment_of_stop(self, stop: Stop) -> JobAssignment:
+        """The assignment of a job that is at one stop all the time."""
+        return JobAssignment(
             name=self.job.name,
             plan=stop.plan,
             iteration_time_s=None if stop.is_pause else 1 / stop.throughput,
