@@ -82,9 +82,7 @@ _SHORT_SEARCH_MOVES_SHARE: Final = 0.5  # for each start
 #: In large pipelines: for each start at first, then for each of the best starts, and for the best.
 _FIRST_ROUND_MOVES_SHARE: Final = 0.3
 _BEST_STARTS_MOVES_SHARE: Final = 0.5
-#: Where there are more starts than this, only so many get a search at all: the best as they are.
-_PROMISING_STARTS: Final = 3
-#: So many of these are the best, and go on at this part of their first temperature.
+#: So many of the starts are the best, and go on at this part of their first temperature.
 _BEST_STARTS: Final = 2
 _COOLED: Final = 0.4
 _LONG_MOVES_SHARE: Final = 2.0  # where time is short; also of a round of polishing
@@ -391,12 +389,6 @@ class SearchedCandidates(GridCandidates):
 
         That is a round of successive halving (Jamieson and Talwalkar, AISTATS 2016).
         """
-        if len(starts) > _PROMISING_STARTS:
-            scores = [annealer.score(start.choice) for start in starts]
-            last_score = sorted(scores)[_PROMISING_STARTS - 1]
-            starts = [
-                start for start, score in zip(starts, scores, strict=True) if score <= last_score
-            ]
         choices = self._annealed(annealer, starts, _FIRST_ROUND_MOVES_SHARE)
         ranked = sorted(range(len(starts)), key=lambda k: annealer.score(choices[k]))
         return [_Start(choices[k], _COOLED * starts[k].temperature) for k in ranked[:_BEST_STARTS]]
