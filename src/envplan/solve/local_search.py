@@ -79,10 +79,12 @@ _MAX_WORK: Final = 3.0 * 10**8
 _MOVES_PER_OPERATION_UNDER_PEAK: Final = 350
 _MAX_WORK_UNDER_PEAK: Final = 2.5 * 10**6
 _SHORT_SEARCH_MOVES_SHARE: Final = 0.5  # for each start
-#: In large pipelines: for each start at first, and then for each of the best starts.
+#: In large pipelines: for each start at first, then for each of the best starts, and for the best.
 _FIRST_ROUND_MOVES_SHARE: Final = 0.3
 _BEST_STARTS_MOVES_SHARE: Final = 0.5
-#: So many of the starts are the best, and go on at this part of their first temperature.
+#: Where there are more starts than this, only so many get a search at all: the best as they are.
+_PROMISING_STARTS: Final = 3
+#: So many of these are the best, and go on at this part of their first temperature.
 _BEST_STARTS: Final = 2
 _COOLED: Final = 0.4
 _LONG_MOVES_SHARE: Final = 2.0  # where time is short; also of a round of polishing
@@ -142,8 +144,8 @@ class SearchedCandidates(GridCandidates):
         super().__init__(frontier, conditions)
         self._rounded = rounded
         self._later = later
-        self._grid = SearchGrid(frontier)
         self._late_bounds = late_bounds
+        self._grid = SearchGrid(frontier, is_slow=self._has_good_starts)
         self._peak_power: PeakPowerHeuristic | None = None
         peak_10uw = self._penalties.peak_10uw
         if peak_10uw is not None:
@@ -330,7 +332,8 @@ class SearchedCandidates(GridCandidates):
             moves = self._num_moves(_LONG_MOVES_SHARE)
             sooner = urgent.improve(best, moves, _URGENT_TEMPERATURE, _URGENT_SEED)
             best = min([sooner, self.fastest.rows], key=annealer.score)
-        final = annealer.improve(best, self._num_moves(), _FINAL_TEMPERATURE, _FINAL_SEED)
+        moves = self._num_moves(_BEST_STARTS_MOVES_SHARE if self._has_good_starts else 1.0)
+        final = annealer.improve(best, moves, _FINAL_TEMPERATURE, _FINAL_SEED)
         return _SearchResult(annealer, final)
 
     def _short_search(self, deadline_ns: int, start_deadline_ns: int) -> _SearchResult:
@@ -388,6 +391,12 @@ class SearchedCandidates(GridCandidates):
 
         That is a round of successive halving (Jamieson and Talwalkar, AISTATS 2016).
         """
+        if len(starts) > _PROMISING_STARTS:
+            scores = [annealer.score(start.choice) for start in starts]
+            last_score = sorted(scores)[_PROMISING_STARTS - 1]
+            starts = [
+                start for start, score in zip(starts, scores, strict=True) if score <= last_score
+            ]
         choices = self._annealed(annealer, starts, _FIRST_ROUND_MOVES_SHARE)
         ranked = sorted(range(len(starts)), key=lambda k: annealer.score(choices[k]))
         return [_Start(choices[k], _COOLED * starts[k].temperature) for k in ranked[:_BEST_STARTS]]
