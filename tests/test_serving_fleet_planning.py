@@ -189,8 +189,6 @@ def test_no_number_of_instances_that_holds_draws_less_than_the_shared_fleet(
         ("b200-deepseek-r1", {"SS": 20e3, "MM": 8e3, "LL": 3e3}, 64, Configuration(8, 982)),
         # Four, which are too many, are what its curve says.
         ("b200-deepseek-r1", {"SS": 20e3, "MM": 8e3, "LL": 3e3}, 24, Configuration(8, 982)),
-        # Three by its curve, the sixth best configuration.
-        ("h100-llama2-70b", {"SS": 2000.0, "LL": 300.0}, 64, Configuration(2, 795)),
     ],
 )
 def test_a_shared_fleet_of_fewer_instances_than_its_curve_says_is_found(
