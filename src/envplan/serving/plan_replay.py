@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from os import cpu_count
 from typing import Final, Self
 
 import numpy as np
@@ -201,12 +203,15 @@ class _GroupDraws:
         """The replays of the first draws; where nothing comes, they are all alike."""
         if not self.load.requests_s:
             return [SteadyReplay.idle(self._profile, self.load)] * num_draws
-        for draw in range(len(self._replays), num_draws):
-            replay = replay_steadily(
-                self._profile, self.load, duration_s=self._duration_s, seed=_FIRST_SEED + draw
-            )
-            self._replays.append(replay)
+        missing_draws = range(len(self._replays), num_draws)
+        with ThreadPoolExecutor(cpu_count()) as pool:  # the replays themselves run side by side
+            self._replays += pool.map(self._replay, missing_draws)
         return self._replays[:num_draws]
+
+    def _replay(self, draw: int) -> SteadyReplay:
+        return replay_steadily(
+            self._profile, self.load, duration_s=self._duration_s, seed=_FIRST_SEED + draw
+        )
 
 
 def replay_plan(profile: ServingProfile, pools: Iterable[Sequence[SteadyLoad]]) -> PlanReplay:
