@@ -24,7 +24,7 @@ from envplan.serving.instances import Instances
 from envplan.serving.observed_trace import ObservedTrace, past_end_s
 from envplan.serving.performance import Configuration
 from envplan.serving.replay import replay_fixed
-from envplan.serving.replayed_sizing import fewest_near, missed_requests
+from envplan.serving.replayed_sizing import fewest_near, fewest_that_pass, missed_requests
 from envplan.serving.savings_split import SavingsSplit
 from envplan.serving.settings import Settings
 from envplan.serving.simulation import Simulation
@@ -36,6 +36,8 @@ _AS_MANY: Final = 1e-4
 _MOST_SEARCHED_REQUESTS: Final = 60_000
 #: Requests, about, of the minutes of a long trace by which energies are estimated.
 _MOST_SAMPLED_REQUESTS: Final = 300_000
+#: Share by which such an estimate may be off, beside another of the same minutes.
+_ESTIMATE_ERROR: Final = 0.005
 #: Lower clocks are tried until so many in a row draw more than the best one so far.
 _WORSE_CLOCKS: Final = 2
 #: Instances that a fleet may get beyond those that the busiest hours need, before it is given up.
@@ -164,14 +166,14 @@ class FixedFleets:
         self, configurations: Sequence[Configuration], attainment: float
     ) -> Simulation | None:
         """The fleet of least energy among some configurations; of each TP, clocks descend."""
-        best: Simulation | None = None
+        best: Instances | None = None
         energies_j = self._estimated_energies(configurations, attainment)
         for fleet in sorted(energies_j, key=energies_j.__getitem__):
-            most_j = math.inf if best is None else best.energy_j
-            if energies_j[fleet] >= most_j:
-                break
-            best = self._that_holds(fleet, attainment, most_j) or best
-        return best
+            if best is None:
+                best = self._that_holds(fleet, attainment)
+            else:
+                best = self._that_saves(fleet, attainment, best) or best
+        return None if best is None else self._replay(best)
 
     def _estimated_energies(
         self, configurations: Sequence[Configuration], attainment: float
@@ -242,27 +244,54 @@ class FixedFleets:
     def _count_missed_in_sample(self, index: int, fleet: Instances) -> int:
         return missed_requests(self._samples[index], self._settings, self._pool_of(fleet))
 
-    def _that_holds(
-        self, fleet: Instances, attainment: float, most_j: float = math.inf
-    ) -> Simulation | None:
+    def _that_holds(self, fleet: Instances, attainment: float) -> Instances | None:
         """The fewest such instances that meet so many SLOs on the whole trace.
 
         Args:
             fleet: where to begin.
             attainment: share of requests that must meet their SLOs.
-            most_j: None if they take this energy or more, J.
         """
 
-        def is_enough(count: int) -> bool:
-            larger = replace(fleet, count=count)
-            return self._passes(larger, attainment) or self._replay(larger).energy_j >= most_j
+        def passes(count: int) -> bool:
+            return self._passes(replace(fleet, count=count), attainment)
 
         most = self._settings.max_gpus // fleet.configuration.tp
-        fewest = fewest_near(is_enough, fleet.count, min(most, fleet.count + _MOST_ADDED))
-        if fewest is None:
+        fewest = fewest_near(passes, fleet.count, min(most, fleet.count + _MOST_ADDED))
+        return None if fewest is None else replace(fleet, count=fewest)
+
+    def _that_saves(self, fleet: Instances, attainment: float, best: Instances) -> Instances | None:
+        """The fewest such instances that meet so many SLOs, if they take less energy than the best.
+
+        Most kinds do not: as many as would take less do not meet so many. One replay shows that.
+        """
+        affordable = self._affordable(fleet, best)
+        if affordable is None or not self._passes(affordable, attainment):
             return None
-        simulation = self._replay(replace(fleet, count=fewest))
-        return simulation if simulation.energy_j < most_j else None
+
+        def passes(count: int) -> bool:
+            return self._passes(replace(fleet, count=count), attainment)
+
+        fewest = replace(fleet, count=fewest_that_pass(passes, affordable.count))
+        saves = self._replay(fewest).energy_j < self._replay(best).energy_j
+        return fewest if saves else None
+
+    def _affordable(self, fleet: Instances, best: Instances) -> Instances | None:
+        """The most such instances that, by estimate, may take less energy than the best fleet.
+
+        Args:
+            fleet: the fewest that count; None if these take more already.
+            best: the best fleet.
+        """
+        most_j = self._energy_of(best) * (1 + _ESTIMATE_ERROR)
+
+        def take_more(count: int) -> bool:
+            return self._energy_of(replace(fleet, count=count)) >= most_j
+
+        if take_more(fleet.count):
+            return None
+        most = self._settings.max_gpus // fleet.configuration.tp
+        too_many = fewest_near(take_more, fleet.count, most)
+        return replace(fleet, count=most if too_many is None else too_many - 1)
 
     @property
     def _is_searched_whole(self) -> bool:
