@@ -29,8 +29,6 @@ from envplan.serving.simulation import Simulation
 _AS_MANY: Final = 1e-4
 #: Lower clocks are tried until so many in a row draw more than the best one so far.
 _WORSE_CLOCKS: Final = 2
-#: Instances that a fleet may get beyond those that the busiest hours need, before it is given up.
-_MOST_ADDED: Final = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +205,7 @@ class FixedFleets:
             return self._trials.passes(replace(fleet, count=count), attainment)
 
         most = self._settings.max_gpus // fleet.configuration.tp
-        fewest = fewest_near(passes, fleet.count, min(most, fleet.count + _MOST_ADDED))
+        fewest = fewest_near(passes, fleet.count, most)
         return None if fewest is None else replace(fleet, count=fewest)
 
     def _that_saves(self, fleet: Instances, attainment: float, best: Instances) -> Instances | None:
