@@ -57,7 +57,7 @@ class FixedFleetTrials:
         past_s = past_end_s(settings)
         self._replayed = observed.from_time(past_s) if past_s else observed
         self._missed = _MissedShares(lambda fleet: 1 - self.replay(fleet).slo_attainment)
-        self._estimated_energy_j = cache(self._estimate_energy)
+        self._replay_minutes = cache(self._simulate_minutes)
 
     def replay(self, fleet: Instances) -> Simulation:
         """The whole trace on a fleet."""
@@ -80,11 +80,19 @@ class FixedFleetTrials:
             return self.passes(fleet, attainment)
         return all(missed.are_within(fleet, 1 - attainment) for missed in self._missed_in_hours)
 
+    def is_likely_to_pass(self, fleet: Instances, attainment: float) -> bool:
+        """Whether a fleet does so or, on a long trace, does so on its spread minutes."""
+        if self._is_searched_whole:
+            return self.passes(fleet, attainment)
+        return self._replay_minutes(fleet).slo_attainment >= attainment
+
     def energy_j(self, fleet: Instances) -> float:
         """Energy on the trace or, of a long one, by its spread minutes, J."""
         if self._is_searched_whole:
             return self.replay(fleet).energy_j
-        return self._estimated_energy_j(fleet)
+        replayed_s = self._replayed.trace.duration_s - past_end_s(self._settings)
+        sample = self._replay_minutes(fleet)
+        return sample.energy_j * replayed_s / sample.duration_s
 
     def instances_needed(self, tp: int) -> int:
         """Instances on so many GPUs at their highest clock that the busiest hours need, about."""
@@ -117,12 +125,9 @@ class FixedFleetTrials:
 
         return missed_share
 
-    def _estimate_energy(self, fleet: Instances) -> float:
-        minutes = self._spread_minutes
+    def _simulate_minutes(self, fleet: Instances) -> Simulation:
         settings = replace(self._settings, past_s=0.0)
-        sampled = replay_fixed(str(fleet), self._pool_of(fleet), minutes, settings)
-        replayed_s = self._replayed.trace.duration_s - past_end_s(self._settings)
-        return sampled.energy_j * replayed_s / minutes.trace.duration_s
+        return replay_fixed(str(fleet), self._pool_of(fleet), self._spread_minutes, settings)
 
     @cached_property
     def _spread_minutes(self) -> ObservedTrace:

@@ -149,9 +149,9 @@ class FixedFleets:
     def _estimated_energies(
         self, configurations: Sequence[Configuration], attainment: float
     ) -> dict[Instances, float]:
-        """Energies of the smallest fleets that may meet so many SLOs, J.
+        """Energies of the smallest fleets that meet so many SLOs, J.
 
-        Of a long trace they are estimates, a little too low: on all of it, more may be needed.
+        Of a long trace, both are estimates: on all of it, more or fewer may be needed.
 
         Args:
             configurations: of each TP, clocks descend.
@@ -176,7 +176,7 @@ class FixedFleets:
     def _fewest(
         self, configuration: Configuration, attainment: float, guess: int
     ) -> Instances | None:
-        """The fewest instances that may meet so many SLOs; None if too many would.
+        """The fewest instances that are likely to meet so many SLOs; None if none may.
 
         Args:
             configuration: of each.
@@ -190,8 +190,14 @@ class FixedFleets:
         def may_pass(count: int) -> bool:
             return self._trials.may_pass(Instances(configuration, count), attainment)
 
+        def are_likely_to_pass(count: int) -> bool:
+            return self._trials.is_likely_to_pass(Instances(configuration, count), attainment)
+
         fewest = fewest_near(may_pass, min(guess, most), most)
-        return None if fewest is None else Instances(configuration, fewest)
+        if fewest is None:
+            return None
+        likely = fewest_near(are_likely_to_pass, fewest, most)
+        return Instances(configuration, fewest if likely is None else max(fewest, likely))
 
     def _that_holds(self, fleet: Instances, attainment: float) -> Instances | None:
         """The fewest such instances that meet so many SLOs on the whole trace.
@@ -214,7 +220,9 @@ class FixedFleets:
         Most kinds do not: as many as would take less do not meet so many. One replay shows that.
         """
         affordable = self._affordable(fleet, best)
-        if affordable is None or not self._trials.passes(affordable, attainment):
+        if affordable is None or not self._trials.may_pass(affordable, attainment):
+            return None
+        if not self._trials.passes(affordable, attainment):
             return None
 
         def passes(count: int) -> bool:
@@ -225,22 +233,16 @@ class FixedFleets:
         return fewest if saves else None
 
     def _affordable(self, fleet: Instances, best: Instances) -> Instances | None:
-        """The most such instances that, by estimate, may take less energy than the best fleet.
-
-        Args:
-            fleet: the fewest that count; None if these take more already.
-            best: the best fleet.
-        """
+        """The most such instances that, by estimate, may take less energy than the best fleet."""
         most_j = self._trials.energy_j(best) * (1 + ESTIMATE_ERROR)
 
         def take_more(count: int) -> bool:
             return self._trials.energy_j(replace(fleet, count=count)) >= most_j
 
-        if take_more(fleet.count):
-            return None
         most = self._settings.max_gpus // fleet.configuration.tp
         too_many = fewest_near(take_more, fleet.count, most)
-        return replace(fleet, count=most if too_many is None else too_many - 1)
+        affordable = most if too_many is None else too_many - 1
+        return replace(fleet, count=affordable) if affordable else None
 
 
 def rivals_of(
