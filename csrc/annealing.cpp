@@ -19,6 +19,7 @@ constexpr double kPriceStep = 1.1;      // of the price of a change, between two
 constexpr double kSettled = 0.2;        // of all moves, until that price is adjusted
 constexpr double kHotRoom = 0.001;      // of the energy, by which heat alone may raise it at first
 constexpr double kDearer = 16;          // last price over first
+constexpr double kSureShare = 0.1;      // of what rows cost more at their clocks, at least
 constexpr std::size_t kPaces = 256;     // at most so many are tried
 
 const Limits& checked(const Limits& limits) {
@@ -153,9 +154,24 @@ void Annealing::adjust_change_price() {
   change_price_ *= is_within ? kPriceStep : 1 / kPriceStep;
 }
 
+// Whether the changes proposed are not worth a replay, which takes longest where operations get
+// faster: were all clocks there at once, they would cost more by so much that neither clocks that
+// come late nor an earlier end are likely to make up for it.
+bool Annealing::is_hopeless(double most) const {
+  Energy dearer = 0;
+  for (const auto& [i, row] : moves_.changes()) {
+    const Problem::Row &now = problem_.rows[replay_.rows()[i]], &then = problem_.rows[row];
+    const Energy waiting = problem_.waiting[problem_.operations[i].stage];
+    dearer += then.energy - now.energy - waiting * (then.time - now.time);
+  }
+  const double owed = pricing_ * static_cast<double>(score_.excess);
+  return kSureShare * static_cast<double>(dearer) > most + owed;
+}
+
 // Makes the changes proposed if what is minimized grows by no more than `most`.
 bool Annealing::attempt(double most) {
   const Score before = score_;
+  if (change_price_ == 0 && is_hopeless(most)) return false;
   changes_.apply(moves_.changes());
   const double saved = change_price_ * (before.changes - changes_.count());
   // What has not been counted yet can at best fall to nothing.

@@ -81,6 +81,7 @@ class Annealing {
  private:
   double mean_step() const;
   void step();
+  bool is_hopeless(double most) const;
   bool attempt(double most);
   double growth_since(const Score& before) const;
   void adjust_change_price();

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Final, TypeGuard, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeGuard, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -96,12 +96,11 @@ def count_clocks(path: AnyPath) -> list[int]:
             lists = _parse_lists(data, path)
             return [len(_clocks_of_list(stage, entries)) for stage, entries in enumerate(lists)]
         rows = list(_read_table(data, path).rows())
-    operations_of_stages: dict[int, set[tuple[object, ...]]] = defaultdict(set)
+    operations_by_stage: dict[int, set[_NamedOperation]] = defaultdict(set)
     for row in rows:
-        operation = (row.position, row.instruction, row.microbatch, row.chunk or 0)
-        operations_of_stages[row.stage].add(operation)
-    num_stages = max(operations_of_stages) + 1
-    return [len(operations_of_stages[stage]) for stage in range(num_stages)]
+        operations_by_stage[row.stage].add(row.operation)
+    last_stage = max(operations_by_stage)
+    return [len(operations_by_stage[stage]) for stage in range(last_stage + 1)]
 
 
 def _kind_of(data: bytes, path: Path) -> _Kind:
@@ -115,8 +114,10 @@ def _kind_of(data: bytes, path: Path) -> _Kind:
 
 
 def _operations_by_stage(pipeline: Pipeline) -> _ByStage[Operation]:
-    bounds = pairwise(pipeline.stage_begin.tolist())
-    return [pipeline.operations[begin:end] for begin, end in bounds]
+    stages = []
+    for begin, end in pairwise(pipeline.stage_begin.tolist()):
+        stages.append(pipeline.operations[begin:end])
+    return stages
 
 
 def _require_stages(num_stages: int, stages: _ByStage[Operation]) -> None:
@@ -134,7 +135,11 @@ def _clocks_of_frequency_plan(
     plan = FrequencyPlan.from_document(parse_json(data, path), path=path)
     _require_stages(plan.layout.stages, stages)
     rank_of_stage = {rank.stage: rank for rank in plan.ranks}
-    return [_clocks_of_rank(rank_of_stage[stage]) for stage in range(len(stages))]
+    clocks = []
+    for stage in range(len(stages)):
+        rank = rank_of_stage[stage]
+        clocks.append(_clocks_of_rank(rank))
+    return clocks
 
 
 def _clocks_of_rank(rank: RankPlan) -> list[_Clock]:
@@ -162,9 +167,13 @@ def _parse_lists(data: bytes, path: Path) -> list[list[object]]:
         raise InputError(
             "must hold nothing but a list of lists of clocks; code in it is not run"
         ) from None
-    if not isinstance(value, list) or not all(isinstance(stage, list) for stage in value):
+    if not _is_list_of_lists(value):
         raise InputError("must hold a list for each stage")
     return value
+
+
+def _is_list_of_lists(value: object) -> TypeGuard[list[list[object]]]:
+    return isinstance(value, list) and all(isinstance(stage, list) for stage in value)
 
 
 def _clocks_of_lists(lists: _ByStage[object], stages: _ByStage[Operation]) -> list[list[int]]:
@@ -175,8 +184,8 @@ def _clocks_of_lists(lists: _ByStage[object], stages: _ByStage[Operation]) -> li
     """
     _require_stages(len(lists), stages)
     clocks = []
-    for stage, (entries, operations) in enumerate(zip(lists, stages, strict=True)):
-        clocks.append(_clocks_of_list(stage, entries, operations))
+    for stage, entries in enumerate(lists):
+        clocks.append(_clocks_of_list(stage, entries, stages[stage]))
     return clocks
 
 
@@ -215,9 +224,9 @@ def _parse_clock(entry: object, where: str, instruction: str | None) -> int:
     mhz = entry
     if isinstance(entry, tuple) and len(entry) == 2:
         name, mhz = entry
-        if instruction is not None and isinstance(name, str) and name.lower() != instruction:
+        if isinstance(name, str) and instruction not in (None, name.lower()):
             raise InputError(f"{where} is {shown(name)}; the schedule has {instruction} there")
-    if type(mhz) is not int or not 0 <= mhz <= _MAX_MHZ:
+    if type(mhz) is not int or not 0 <= mhz <= _MAX_MHZ:  # True and False are no clocks
         raise InputError(f"{where} is {shown(entry)}, no clock in MHz")
     return mhz
 
@@ -253,13 +262,13 @@ def _with_configs(
     num_clocks = [len(stage_clocks) for stage_clocks in clocks]
     if num_operations != num_clocks:
         raise InputError(f"goes with clocks of {num_operations} operations, one each")
-    settings = []
+    clocks_and_configs = []
     for operations, stage_clocks, entries in zip(stages, clocks, lists, strict=True):
-        stage_settings = []
-        for position, (operation, mhz) in enumerate(zip(operations, stage_clocks, strict=True)):
-            stage_settings.append((mhz, _config_of(operation, position, entries)))
-        settings.append(stage_settings)
-    return settings
+        configs = []
+        for position, operation in enumerate(operations):
+            configs.append(_config_of(operation, position, entries))
+        clocks_and_configs.append(list(zip(stage_clocks, configs, strict=True)))
+    return clocks_and_configs
 
 
 def _config_of(operation: Operation, position: int, entries: Sequence[object]) -> str:
@@ -297,29 +306,48 @@ def _config_in(entry: object, instruction: str) -> str | None:
 
 def _is_tuple_of_words(value: object) -> TypeGuard[tuple[str, ...]]:
     """Whether a value is a tuple of one string or more."""
-    return isinstance(value, tuple) and bool(value) and all(isinstance(word, str) for word in value)
+    if not isinstance(value, tuple) or not value:
+        return False
+    return all(isinstance(word, str) for word in value)
 
 
 # Tables
 
 
+class _NamedOperation(NamedTuple):
+    """An operation as a row names it: by its position, or by instruction and microbatch."""
+
+    position: int | None
+    instruction: str | None
+    microbatch: int | None
+    chunk: int
+
+
+def _index(description: str) -> Any:
+    """The field of a number that counts from 0."""
+    return Field(ge=0, lt=2**31, description=description)
+
+
 class _Row(BaseModel):
-    stage: Annotated[int, Field(ge=0, lt=2**31, description="a stage from 0 up")]
+    stage: Annotated[int, _index("a stage from 0 up")]
     frequency: Annotated[int, Field(ge=0, le=_MAX_MHZ, description="a clock in MHz")]
-    position: Annotated[
-        int | None, Field(ge=0, lt=2**31, description="a place in the order of execution, from 0")
-    ] = None
+    position: Annotated[int | None, _index("a place in the order of execution, from 0")] = None
     instruction: Annotated[str | None, Field(description="an instruction")] = None
-    microbatch: Annotated[
-        int | None, Field(ge=0, lt=2**31, description="a microbatch from 0 up")
-    ] = None
-    chunk: Annotated[int | None, Field(ge=0, lt=2**31, description="a chunk from 0 up")] = None
+    microbatch: Annotated[int | None, _index("a microbatch from 0 up")] = None
+    chunk: Annotated[int | None, _index("a chunk from 0 up")] = None
     config: Annotated[str | None, Field(description="a config")] = None
 
     @property
     def clock(self) -> _Clock:
         """The clock, with its config where the table has any."""
-        return self.frequency if self.config is None else (self.frequency, self.config)
+        if self.config is None:
+            return self.frequency
+        return self.frequency, self.config
+
+    @property
+    def operation(self) -> _NamedOperation:
+        """The operation of its stage that it is about; chunk 0 where it says none."""
+        return _NamedOperation(self.position, self.instruction, self.microbatch, self.chunk or 0)
 
     @property
     def names_an_operation(self) -> bool:
@@ -365,7 +393,7 @@ def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> li
     """
     table = _read_table(data, path)
     positions = [_positions_by_key(operations) for operations in stages]
-    clocks: list[dict[int, _Clock]] = [{} for _ in stages]  # by position
+    clock_by_position: list[dict[int, _Clock]] = [{} for _ in stages]
     for number, row in enumerate(table.rows()):
         if row.stage >= len(stages):
             raise table.error(number, f"the pipeline has stages 0 to {len(stages) - 1}", "stage")
@@ -374,12 +402,14 @@ def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> li
         position = _position_of(row, positions[row.stage])
         if position is None or position >= len(stages[row.stage]):
             raise table.error(number, f"stage {row.stage} has no such operation")
-        if clocks[row.stage].setdefault(position, row.clock) != row.clock:
+        earlier_clock = clock_by_position[row.stage].setdefault(position, row.clock)
+        if earlier_clock != row.clock:
             raise table.error(
                 number,
                 "says another clock of an operation than a row before it; is the file of one run?",
             )
-    return [
-        [stage_clocks.get(position, 0) for position in range(len(operations))]
-        for stage_clocks, operations in zip(clocks, stages, strict=True)
-    ]
+    clocks = []
+    for stage, operations in enumerate(stages):
+        stage_clocks = clock_by_position[stage]
+        clocks.append([stage_clocks.get(position, 0) for position in range(len(operations))])
+    return clocks

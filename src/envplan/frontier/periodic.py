@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,21 @@ MIN_WHOLE_ROUNDS: Final = 3
 _APERIODIC_STEP: Final = 1 / 256
 
 _KEY_BASE: Final = 2**31  # above every microbatch and every kind
+
+
+class _Precedences(NamedTuple):
+    """The operations that each precedence joins, (E,) each."""
+
+    predecessor: Indices
+    successor: Indices
+
+    @classmethod
+    def of(cls, network: Network) -> Self:
+        """The precedences of a pipeline, by its network."""
+        arcs = network.precedence_arcs
+        tail = network.tail[arcs].astype(np.int64)
+        head = network.head[arcs].astype(np.int64)
+        return cls(operation_of_node(tail), operation_of_node(head))
 
 
 class PipelineSplit(NamedTuple):
@@ -182,7 +197,7 @@ class PeriodicPipeline:
         self.in_phases = traits(pipeline.schedule).in_phases
         # Of each operation, (N,), and of each precedence, (E,).
         self._kind, self._microbatch = pipeline.kinds
-        self._predecessor, self._successor = _precedences(network)
+        self._predecessor, self._successor = _Precedences.of(network)
         self._num_kinds = int(self._kind.max()) + 1
         self._round_length = _microbatches_per_round(pipeline)
         one_round_later = self._microbatch + self._round_length
@@ -319,7 +334,7 @@ class PeriodicPipeline:
         origin = self._map_from(long, long_network, split)
         if (origin.operation == MISSING).any() or (origin.precedence == MISSING).any():
             return False
-        predecessor, successor = _precedences(long_network)
+        predecessor, successor = _Precedences.of(long_network)
         begin_later, end_later = origin.rounds_later[:, _BEGIN], origin.rounds_later[:, _END]
         rounds_within_operation = end_later - begin_later
         rounds_within_precedence = begin_later[successor] - end_later[predecessor]
@@ -361,8 +376,12 @@ class PeriodicPipeline:
     def _shifted_arcs(self) -> Indices:
         """The arc that each operation and precedence is one round later, or MISSING."""
         operation = self._operation_one_round_later
-        precedence = self._precedence_of(operation[self._successor], self._kind[self._predecessor])
-        precedence_arc = np.where(precedence == MISSING, MISSING, precedence + len(operation))
+        later_successor = operation[self._successor]
+        predecessor_kind = self._kind[self._predecessor]
+        precedence = self._precedence_of(later_successor, predecessor_kind)
+        # Arcs of precedences come after those of operations.
+        arc_of_precedence = precedence + len(operation)
+        precedence_arc = np.where(precedence == MISSING, MISSING, arc_of_precedence)
         return np.concatenate([operation, precedence_arc])
 
     def _arcs_between(self, earliest_ns: int, latest_ns: int, optimum: Optimum) -> _ShiftedArcs:
@@ -440,7 +459,7 @@ class PeriodicPipeline:
         rounds_later = np.clip(rounds_after_split, 0, num_inserted)
         short_microbatch = microbatch[:, None] - rounds_later * self._round_length
         operation = self._operation_of(kind[:, None], short_microbatch)
-        predecessor, successor = _precedences(long_network)
+        predecessor, successor = _Precedences.of(long_network)
         # A precedence is as many rounds later as its head.
         head = operation[successor, _BEGIN]
         head_rounds_later = rounds_later[successor, _BEGIN]
@@ -476,14 +495,6 @@ def _index_in(values: Indices, keys: Indices) -> Indices:
     index = np.append(order, MISSING)[position]
     value = np.append(values, MISSING)[index]
     return np.where(value == keys, index, MISSING)
-
-
-def _precedences(network: Network) -> tuple[Indices, Indices]:
-    """The operations before and after each precedence, (E,)."""
-    arcs = network.precedence_arcs
-    predecessor = operation_of_node(network.tail[arcs].astype(np.int64))
-    successor = operation_of_node(network.head[arcs].astype(np.int64))
-    return predecessor, successor
 
 
 def _microbatches_per_round(pipeline: Pipeline) -> int:

@@ -79,6 +79,18 @@ class ClockSweep(NamedTuple):
     energies_j: FloatArray
 
 
+class SmoothCurve(NamedTuple):
+    """Times and energies of one operation that have the shape of physics.
+
+    Attributes:
+        times_s: of each clock, shape (n,).
+        energies_j: of each clock, shape (n,).
+    """
+
+    times_s: FloatArray
+    energies_j: FloatArray
+
+
 def wrong_steps(
     clocks: FloatArray, times: FloatArray, energies: FloatArray, waiting_w: float
 ) -> int:
@@ -144,10 +156,10 @@ def without_noise(measured_costs: CostsByOperation) -> dict[OperationKey, PartCo
         clocks_mhz = tuple(sweep.clocks_mhz.tolist())
         times_s = tuple(sweep.times_s.tolist())
         energies_j = tuple(sweep.energies_j.tolist())
-        smooth_times_s, smooth_energies_j = _smooth_sweep(clocks_mhz, times_s, energies_j)
+        smooth = _smooth_sweep(clocks_mhz, times_s, energies_j)
 
-        times_ns = [ns_from_s(time_s) for time_s in smooth_times_s.tolist()]
-        energies_10fj = [in_10fj(energy_j) for energy_j in smooth_energies_j.tolist()]
+        times_ns = [ns_from_s(time_s) for time_s in smooth.times_s.tolist()]
+        energies_10fj = [in_10fj(energy_j) for energy_j in smooth.energies_j.tolist()]
         costs[operation] = replace(
             costs[operation],
             time_ns=_one_part(times_ns),
@@ -164,9 +176,12 @@ def _one_part(values: list[int]) -> npt.NDArray[np.int64]:
 @lru_cache(maxsize=256)  # stages of one model are often measured once
 def _smooth_sweep(
     clocks_mhz: tuple[float, ...], times_s: tuple[float, ...], energies_j: tuple[float, ...]
-) -> tuple[FloatArray, FloatArray]:
-    """Times (s) and energies (J) of smooth_curve, kept for equal sweeps."""
-    return smooth_curve(np.array(clocks_mhz), np.array(times_s), np.array(energies_j))
+) -> SmoothCurve:
+    """The curve of smooth_curve, kept for equal sweeps."""
+    clocks = np.array(clocks_mhz)
+    times = np.array(times_s)
+    energies = np.array(energies_j)
+    return smooth_curve(clocks, times, energies)
 
 
 def _sweeps(
@@ -266,9 +281,7 @@ def _row_noise(steps: FloatArray) -> float:
     return _STD_PER_MAD * usual_deviation / 6**0.5
 
 
-def smooth_curve(
-    clocks: FloatArray, times: FloatArray, energies: FloatArray
-) -> tuple[FloatArray, FloatArray]:
+def smooth_curve(clocks: FloatArray, times: FloatArray, energies: FloatArray) -> SmoothCurve:
     """The nearest times and energies of the shape that physics gives, of one operation.
 
     Args:
@@ -277,7 +290,7 @@ def smooth_curve(
         energies: J, above 0, shape (n,).
 
     Returns:
-        Times (s) and energies (J), shape (n,) each, in the order of the clocks.
+        The curve, in the order of the clocks.
     """
     falling = np.argsort(-clocks)
     # From the highest clock down, so that minus the clock's logarithm ascends.
@@ -295,11 +308,10 @@ def smooth_curve(
     exact_time = _with_exact_shape(slowness, smooth_time, rising=True)
     smooth_energy = _convex(exact_time, log_energy, rising=False)
 
-    times_s = np.empty(num_clocks)
-    energies_j = np.empty(num_clocks)
-    times_s[falling] = np.exp(smooth_time)
-    energies_j[falling] = np.exp(smooth_energy)
-    return times_s, energies_j
+    smooth = SmoothCurve(np.empty(num_clocks), np.empty(num_clocks))
+    smooth.times_s[falling] = np.exp(smooth_time)
+    smooth.energies_j[falling] = np.exp(smooth_energy)
+    return smooth
 
 
 def _joining_scale(x: FloatArray, y: FloatArray) -> FloatArray:
@@ -435,10 +447,12 @@ def _has_shape(x: FloatArray, y: FloatArray, rising: bool) -> bool:
         return False
     # Each point between two others lies on or below their chord.
     inner = np.arange(num_level, len(x) - 1)
-    left, right = inner - 1, inner + 1
+    left = inner - 1
+    right = inner + 1
     rise = y[right] - y[left]
-    share = (x[inner] - x[left]) / (x[right] - x[left])
-    chord = y[left] + rise * share
+    run = x[right] - x[left]
+    part_of_run = (x[inner] - x[left]) / run
+    chord = y[left] + rise * part_of_run
     above_chord = y[inner] - chord
     return not np.any(above_chord > _ROUNDING)
 

@@ -82,10 +82,12 @@ def estimate_powers(
     reading_interval_s = np.median(np.diff(times_s))
     fits = []
     for delay in _COUNTER_DELAYS:
-        delayed_s = times_s - delay * reading_interval_s
-        seconds_until_reading = np.stack(
-            [np.interp(delayed_s, edges_s, seconds) for seconds in seconds_until_edge], axis=1
-        )
+        delayed_times_s = times_s - delay * reading_interval_s
+        seconds_until_reading = np.empty((len(times_s), num_kinds))
+        for kind in range(num_kinds):
+            seconds_until_reading[:, kind] = np.interp(
+                delayed_times_s, edges_s, seconds_until_edge[kind]
+            )
         fits.append(_fit_powers(observations, seconds_until_reading, mean_w))
     degrees_of_freedom = max(1, len(times_s) - num_kinds - 1)
     return _average_over_delays(fits, mean_w, degrees_of_freedom)
@@ -93,9 +95,14 @@ def estimate_powers(
 
 def _seconds_by_kind(edges_s: Sequence[float], kinds: Sequence[int], num_kinds: int) -> FloatArray:
     """Seconds spent on each kind until each edge, (K, edges)."""
-    is_of_kind = np.arange(num_kinds)[:, None] == np.array(kinds)
-    seconds = np.diff(np.array(edges_s)) * is_of_kind
-    return np.concatenate([np.zeros((num_kinds, 1)), np.cumsum(seconds, axis=1)], axis=1)
+    kind_between_edges = np.array(kinds)
+    seconds_between_edges = np.diff(np.array(edges_s))
+    seconds_until_edge = np.zeros((num_kinds, len(edges_s)))
+    for kind in range(num_kinds):
+        is_of_kind = kind_between_edges == kind
+        seconds_of_kind = seconds_between_edges * is_of_kind
+        seconds_until_edge[kind, 1:] = np.cumsum(seconds_of_kind)
+    return seconds_until_edge
 
 
 def _fit_powers(observations: Observations, seconds: FloatArray, mean_w: float) -> _Fit:
@@ -110,17 +117,31 @@ def _fit_powers(observations: Observations, seconds: FloatArray, mean_w: float) 
         mean_w: the mean power.
     """
     num_readings, num_kinds = seconds.shape
-    precision = 1 / (observations.time_std_s * mean_w) ** 2
-    prior_precision = np.diag([0.0, *[1 / (_PRIOR_SPREAD * mean_w) ** 2] * num_kinds])
-    design = np.concatenate([np.ones((num_readings, 1)), seconds], axis=1)
-    energy_j = observations.energy_j
-    unexplained_j = energy_j - energy_j[0] - mean_w * seconds.sum(axis=1)
+    used_j = observations.energy_j - observations.energy_j[0]
+    expected_j = mean_w * seconds.sum(axis=1)
+    unexplained_j = used_j - expected_j
+    # A reading is as uncertain as the energy that the mean power uses while its time is.
+    reading_std_j = observations.time_std_s * mean_w
+    precision = 1 / reading_std_j**2
+
+    # The first column and parameter are the offset, of which nothing is known before.
+    design = np.column_stack([np.ones(num_readings), seconds])
+    difference_std_w = _PRIOR_SPREAD * mean_w
+    prior_precisions = np.full(1 + num_kinds, 1 / difference_std_w**2)
+    prior_precisions[0] = 0.0
+
     weighted_design = design.T * precision
-    covariance = np.linalg.inv(weighted_design @ design + prior_precision)
+    posterior_precision = weighted_design @ design + np.diag(prior_precisions)
+    covariance = np.linalg.inv(posterior_precision)
     solution = covariance @ (weighted_design @ unexplained_j)
     residuals_j = unexplained_j - design @ solution
-    misfit = precision @ residuals_j**2 + solution @ prior_precision @ solution
-    return _Fit(float(misfit), solution[1:], covariance[1:, 1:])
+    misfit_of_readings = precision @ residuals_j**2
+    misfit_of_prior = prior_precisions @ solution**2
+    return _Fit(
+        misfit=float(misfit_of_readings + misfit_of_prior),
+        differences_w=solution[1:],
+        covariance=covariance[1:, 1:],
+    )
 
 
 def _average_over_delays(
@@ -130,13 +151,18 @@ def _average_over_delays(
     misfits = np.array([fit.misfit for fit in fits])
     differences_w = np.array([fit.differences_w for fit in fits])
     covariances = np.array([fit.covariance for fit in fits])
+    least_misfit = misfits.min()
     # Where even the best delay misfits, the readings are noisier than their times say.
-    noise = max(1.0, misfits.min() / degrees_of_freedom)
-    likelihood = np.exp((misfits.min() - misfits) / (2 * noise))
-    weights = likelihood / likelihood.sum()
+    noise = max(1.0, least_misfit / degrees_of_freedom)
+    likelihoods = np.exp((least_misfit - misfits) / (2 * noise))
+    weights = likelihoods / likelihoods.sum()
+
     mean_difference_w = weights @ differences_w
     deviations_w = differences_w - mean_difference_w
     disagreement = (deviations_w.T * weights) @ deviations_w
-    covariance = noise * np.tensordot(weights, covariances, 1) + disagreement
-    powers_w = np.maximum(mean_w + mean_difference_w, _MIN_POWER_SHARE * mean_w)
-    return PowerEstimate(powers_w, covariance)
+    mean_covariance = np.tensordot(weights, covariances, axes=1)
+    powers_w = mean_w + mean_difference_w
+    return PowerEstimate(
+        powers_w=np.maximum(powers_w, _MIN_POWER_SHARE * mean_w),
+        covariance=noise * mean_covariance + disagreement,
+    )

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from envplan.errors import InputError, NoAnswerError
@@ -192,6 +191,9 @@ class _FleetSearch:
     profile: ServingProfile
     request: PlanRequest
     planning: Planning
+    # By the curves: several searches ask for the same.
+    _bounds_w: dict[ServingProfile, float] = field(default_factory=dict, init=False)
+    _plans: dict[ServingProfile, ServingPlan] = field(default_factory=dict, init=False)
 
     def plan_that_holds(
         self, curves: ServingProfile, *, to_beat_w: float = math.inf
@@ -218,7 +220,7 @@ class _FleetSearch:
                 return None
             draws = PlanDraws(self.profile, plan.group_loads(self.profile))
             replay = draws.replay_unless_below(target)
-            if replay.attainment >= target:
+            if replay.meets(target):
                 return with_replay(plan, replay)
             curves = _relieved(curves, plan, replay, target)
         raise NoAnswerError(
@@ -295,18 +297,18 @@ class _FleetSearch:
             return build_replayed_plan(TOGETHER, self.profile, self.request, [held], curves=curves)
         return None
 
-    @cached_property
-    def _bound_w(self) -> Callable[[ServingProfile], float]:
+    def _bound_w(self, curves: ServingProfile) -> float:
         """The power below which no plan by some curves lies, W."""
-        return cache(lambda curves: power_bound_w(curves, self.request))
+        if curves not in self._bounds_w:
+            self._bounds_w[curves] = power_bound_w(curves, self.request)
+        return self._bounds_w[curves]
 
-    @cached_property
-    def _plan(self) -> Callable[[ServingProfile], ServingPlan]:
+    def _plan(self, curves: ServingProfile) -> ServingPlan:
         """The plan that some curves allow; raises as the planners do."""
-        request = self.request
-        return cache(
-            lambda curves: self.planning.plan(curves, request.loads_tokens_s, request.gpus)
-        )
+        if curves not in self._plans:
+            loads, gpus = self.request.loads_tokens_s, self.request.gpus
+            self._plans[curves] = self.planning.plan(curves, loads, gpus)
+        return self._plans[curves]
 
 
 def _relieved(
@@ -329,7 +331,7 @@ def _overloaded(
     plan: ServingPlan, replay: PlanReplay, attainment: float
 ) -> Iterator[tuple[Pool, Group]]:
     """The groups whose own attainment, or that of a class they serve, is too low."""
-    too_low = {name for name, share in replay.mean_by_class.items() if share < attainment}
+    too_low = set(replay.missing_classes(attainment))
     for pool, replayed_groups in zip(plan.pools, replay.groups, strict=True):
         for group, replayed in zip(pool.groups, replayed_groups, strict=True):
             if replayed.attainment < attainment or too_low.intersection(pool.classes):

@@ -10,7 +10,7 @@ same TP never draws more are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -22,6 +22,7 @@ from envplan.serving.plan import Pool
 from envplan.serving.plan_request import PlanRequest
 from envplan.serving.pool_sites import CurveSegment, PoolSite, is_dominated, pool_sites
 from envplan.serving.profile import ServingProfile
+from envplan.serving.replayed_curves import Promise
 from envplan.serving.steady_state import LoadCurve, Segment
 
 #: What ends the search must not depend on the machine. So it is the number of nodes of its tree, by
@@ -71,6 +72,25 @@ class _SolvedSegment(NamedTuple):
     segment: Segment
     num_instances: int
     load_tokens_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class _SolvedPool:
+    """What a solution's pools of one promise serve together, and by which instances.
+
+    Attributes:
+        served: load of each class, tokens/s.
+        groups: the instances.
+    """
+
+    served: dict[str, float] = field(default_factory=dict)
+    groups: list[InstanceGroup] = field(default_factory=list)
+
+    def add(self, routed: Mapping[str, float], groups: Sequence[InstanceGroup]) -> None:
+        """Add what is sent to one of them, and its instances."""
+        for name, load_tokens_s in routed.items():
+            self.served[name] = self.served.get(name, 0) + load_tokens_s
+        self.groups.extend(groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,26 +159,31 @@ class FleetProgram:
 
     def _add_segment(self, candidate: CurveSegment) -> _SegmentVariables:
         """Variables of a segment; its power and GPUs join those of the fleet."""
-        model, unit = self._model, self._unit_tokens_s
         curve, segment = candidate
-        count = model.add_integer_variable(lb=0)
-        load = model.add_variable(lb=0)
-        low, high = segment.low_tokens_s, segment.high_tokens_s
-        if low > 0:
-            model.add_linear_constraint(load >= low / unit * count)
-        model.add_linear_constraint(load <= high / unit * count)
-        slope = (segment.power_high_w - segment.power_low_w) / (high - low)
-        self._power_kw += (segment.power_low_w - slope * low) / _KILO * count
-        self._power_kw += slope * unit / _KILO * load
+        count = self._model.add_integer_variable(lb=0)
+        load = self._model.add_variable(lb=0)
+        unit_tokens_s = self._unit_tokens_s
+        if segment.low_tokens_s > 0:
+            least_load = segment.low_tokens_s / unit_tokens_s
+            self._model.add_linear_constraint(load >= least_load * count)
+        most_load = segment.high_tokens_s / unit_tokens_s
+        self._model.add_linear_constraint(load <= most_load * count)
+
+        # An instance draws power_at_zero_w, where the straight line begins, and more for its load.
+        joules_per_token = segment.slope_j
+        power_at_zero_w = segment.power_low_w - joules_per_token * segment.low_tokens_s
+        power_of_unit_w = joules_per_token * unit_tokens_s
+        self._power_kw += power_at_zero_w / _KILO * count
+        self._power_kw += power_of_unit_w / _KILO * load
         self._gpus += curve.tp * count
         return _SegmentVariables(curve, segment, count, load)
 
     def _in_pool_tokens(self, pool_class: str, loads: Mapping[str, Any]) -> Any:
         """Loads of classes as tokens of a pool; numbers or variables."""
-        return sum(
-            self._profile.load_conversion_factor(name, pool_class) * load
-            for name, load in loads.items()
-        )
+        tokens: Any = 0
+        for name, load in loads.items():
+            tokens += self._profile.load_conversion_factor(name, pool_class) * load
+        return tokens
 
     def _require_loads_served(self) -> None:
         for name, load_tokens_s in self._request.loads_tokens_s.items():
@@ -173,18 +198,19 @@ class FleetProgram:
         for pool in self._pools:
             # However much is routed here, no more instances of a segment are needed than this.
             all_loads = {name: self._request.loads_tokens_s[name] for name in pool.routed}
-            max_load = self._in_pool_tokens(pool.request_class, all_loads)
+            max_load_tokens_s = self._in_pool_tokens(pool.request_class, all_loads)
             for variables in pool.segments:
                 curve, segment = variables.curve, variables.segment
-                clocks = is_used.setdefault((curve.request_class, curve.tp), {})
-                if curve.frequency_mhz not in clocks:
-                    clocks[curve.frequency_mhz] = self._model.add_binary_variable()
-                max_count = math.ceil(max_load / (segment.low_tokens_s or segment.high_tokens_s))
+                is_clock_used = is_used.setdefault((curve.request_class, curve.tp), {})
+                if curve.frequency_mhz not in is_clock_used:
+                    is_clock_used[curve.frequency_mhz] = self._model.add_binary_variable()
+                instance_tokens_s = segment.low_tokens_s or segment.high_tokens_s
+                max_count = math.ceil(max_load_tokens_s / instance_tokens_s)
                 self._model.add_linear_constraint(
-                    variables.count <= max_count * clocks[curve.frequency_mhz]
+                    variables.count <= max_count * is_clock_used[curve.frequency_mhz]
                 )
-        for clocks in is_used.values():
-            self._model.add_linear_constraint(sum(clocks.values()) <= 1)
+        for is_clock_used in is_used.values():
+            self._model.add_linear_constraint(sum(is_clock_used.values()) <= 1)
 
     def minimize_power(self, max_gpus: int, time_limit_s: float) -> MilpSolution:
         """The fleet of least power within so many GPUs."""
@@ -236,26 +262,22 @@ class FleetProgram:
 
     def _extract_pools(self, values: Mapping[Any, float]) -> list[Pool]:
         """The fleet of a solution; pools with the same class and SLO are one."""
-        served_by_pool: dict[tuple[str, Slo], dict[str, float]] = {}
-        groups_by_pool: dict[tuple[str, Slo], list[InstanceGroup]] = {}
+        solved_pools: dict[Promise, _SolvedPool] = {}
         for pool, routed in zip(self._pools, self._routed_loads(values), strict=True):
             if not routed:
                 continue
             # A pool promises what it does serve, which may be less than what it might serve. So two
             # pools of the program can come to the same promise.
             slo = Slo.strictest(self._request.slos[name] for name in routed)
-            key = (pool.request_class, slo)
-            served = served_by_pool.setdefault(key, {})
-            for name, load_tokens_s in routed.items():
-                served[name] = served.get(name, 0) + load_tokens_s
+            promise = Promise(pool.request_class, slo)
             load_tokens_s = self._in_pool_tokens(pool.request_class, routed)
-            groups = groups_by_pool.setdefault(key, [])
-            groups += self._extract_groups(pool, values, load_tokens_s)
-        classes = self._profile.classes
-        return [
-            build_pool(request_class, slo, served, groups_by_pool[request_class, slo], classes)
-            for (request_class, slo), served in served_by_pool.items()
-        ]
+            groups = self._extract_groups(pool, values, load_tokens_s)
+            solved_pools.setdefault(promise, _SolvedPool()).add(routed, groups)
+        pools = []
+        for (request_class, slo), solved in solved_pools.items():
+            classes = self._profile.classes
+            pools.append(build_pool(request_class, slo, solved.served, solved.groups, classes))
+        return pools
 
     def _routed_loads(self, values: Mapping[Any, float]) -> list[dict[str, float]]:
         """Load of each class that is sent to each pool, tokens/s.
@@ -264,18 +286,25 @@ class FleetProgram:
         """
         routed: list[dict[str, float]] = [{} for _ in self._pools]
         for name, load_tokens_s in self._request.loads_tokens_s.items():
-            negligible = _NEGLIGIBLE_SHARE * load_tokens_s / self._unit_tokens_s
-            shares: dict[int, float] = {}  # by the pool's number
-            for number, pool in enumerate(self._pools):
-                if name not in pool.routed:
-                    continue
-                share = values[pool.routed[name]]
-                if share > negligible:
-                    shares[number] = share
-            total_share = sum(shares.values())
-            for number, share in shares.items():
-                routed[number][name] = share * (load_tokens_s / total_share)
+            solved_loads = self._solved_loads(name, values)
+            tokens_s_per_unit = load_tokens_s / sum(solved_loads.values())
+            for number, load in solved_loads.items():
+                routed[number][name] = load * tokens_s_per_unit
         return routed
+
+    def _solved_loads(self, name: str, values: Mapping[Any, float]) -> dict[int, float]:
+        """What the solver sends of a class to each pool, by its number, in the program's unit.
+
+        What its tolerance makes out of zero is left out.
+        """
+        load = self._request.loads_tokens_s[name] / self._unit_tokens_s
+        solved_loads: dict[int, float] = {}
+        for number, pool in enumerate(self._pools):
+            if name in pool.routed:
+                routed = values[pool.routed[name]]
+                if routed > _NEGLIGIBLE_SHARE * load:
+                    solved_loads[number] = routed
+        return solved_loads
 
     def _extract_groups(
         self, pool: _PoolVariables, values: Mapping[Any, float], load_tokens_s: float
@@ -290,9 +319,9 @@ class FleetProgram:
         for variables in pool.segments:
             count = round(values[variables.count])
             if count:
-                instance_load = values[variables.load] * self._unit_tokens_s / count
+                load = values[variables.load] * self._unit_tokens_s
                 solved.append(
-                    _SolvedSegment(variables.curve, variables.segment, count, instance_load)
+                    _SolvedSegment(variables.curve, variables.segment, count, load / count)
                 )
         carried_tokens_s = sum(group.num_instances * group.load_tokens_s for group in solved)
         missing_tokens_s = load_tokens_s - carried_tokens_s

@@ -52,7 +52,11 @@ class PhaseCurve:
 
     def instances_for(self, requests_s: float) -> Instances:
         """As many instances as carry so many requests per second."""
-        return Instances(self.configuration, math.ceil(requests_s / self.requests_s[-1]))
+        return Instances(self.configuration, math.ceil(self.fraction_for(requests_s)))
+
+    def fraction_for(self, requests_s: float) -> float:
+        """The same, not rounded up to whole instances."""
+        return requests_s / float(self.requests_s[-1])
 
     def total_power_w(self, count: int, requests_s: float) -> float:
         """Power of so many instances that share so many requests per second."""

@@ -7,7 +7,10 @@ where that helps most, until enough requests meet their SLOs, and then as many l
 pairs that hold the one that draws least is taken.
 
 All classes share one pair of pools or, where they may not be merged, each has its own. The same
-search finds the one pool of alike instances that run both phases for all classes.
+search finds the one pool of alike instances that run both phases for all classes. It looks at every
+configuration that might draw less than the best fleet so far. A curve is of one instance. Several
+together need fewer than it says, as bursts spread, and whole instances round up what it says: so
+the bound of a configuration is for clearly fewer instances.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.split_fleet import SplitFleet
 
-#: Configurations of a phase that are tried, and pairs of them that are replayed.
+#: Configurations of a phase that are paired, and pairs of them that are replayed.
 _CONFIGURATIONS: Final = 4
 _REPLAYED_PAIRS: Final = 4
 #: Share of the requests that may be late that each phase may make late by its curve.
@@ -44,6 +47,12 @@ _LATE_SHARE: Final = 2 * _LATE_SHARE_OF_PHASE
 _GROWTH: Final = 1 / 8
 #: Of so many parts of the instances one is taken away at first, later smaller ones.
 _FIRST_PARTS: Final = 16
+#: No fleet holds with a smaller share of the instances, before these are rounded up, that its curve
+#: says: the least that was seen, of 2 to 40 instances, was 0.80.
+_LEAST_COUNT_SHARE: Final = 0.7
+#: No fleet draws this many times less than its curve says for as many instances: the most that was
+#: seen was 1.07.
+_CURVE_MARGIN: Final = 1.1
 #: A fleet that draws so many times more than another one in one draw does so in all draws.
 _POWER_MARGIN: Final = 1.02
 
@@ -128,6 +137,18 @@ def shared_fleet(
     return _SharedSearch(profile, mix, gpus, slo_quantile / 100, clocks_mhz).best()
 
 
+class _Candidate(NamedTuple):
+    """A fleet from which the search for the smallest of its kind that holds begins.
+
+    Attributes:
+        fleet: its instances, as curves say.
+        bound_w: no number of such instances that holds draws less.
+    """
+
+    fleet: SplitFleet
+    bound_w: float
+
+
 @dataclass(frozen=True, eq=False)
 class _PairSearch:
     """The search for a prefill and a decode configuration, and the instances of each.
@@ -154,10 +175,13 @@ class _PairSearch:
             NoAnswerError: none holds within the GPUs.
         """
         best: HeldFleet | None = None
-        for fleet in self._estimated_fleets():
-            found = self._smallest_that_holds(fleet, math.inf if best is None else best.power_w)
-            if found is not None and (best is None or found.power_w < best.power_w):
-                best = found
+        least_w = math.inf
+        for fleet, bound_w in self._candidates():
+            if bound_w >= least_w:
+                continue
+            found = self._smallest_that_holds(fleet, least_w)
+            if found is not None and found.power_w < least_w:
+                best, least_w = found, found.power_w
         if best is None:
             raise NoAnswerError(
                 f"no fleet of {self.NAME} meets the SLOs of {100 * self.target:.4g}% of requests "
@@ -165,19 +189,20 @@ class _PairSearch:
             )
         return best
 
-    def _estimated_fleets(self) -> list[SplitFleet]:
-        """The fleets of least power by the curves of their phases, within the GPUs."""
+    def _candidates(self) -> list[_Candidate]:
+        """The pairs of least power by the curves of their phases, within the GPUs."""
         late_share = _LATE_SHARE_OF_PHASE * (1 - self.target)
-        prefill = self._candidates(prefill_curves(self.profile, self.mix, late_share))
-        decode = self._candidates(decode_curves(self.profile, self.mix, late_share))
+        prefill = self._best_by_curve(prefill_curves(self.profile, self.mix, late_share))
+        decode = self._best_by_curve(decode_curves(self.profile, self.mix, late_share))
         power_w: dict[SplitFleet, float] = {}
         for (first, first_w), (second, second_w) in product(prefill.items(), decode.items()):
             fleet = SplitFleet(first, second)
             if fleet.gpus <= self.gpus:
                 power_w[fleet] = first_w + second_w
-        return sorted(power_w, key=power_w.__getitem__)[:_REPLAYED_PAIRS]
+        ranked = sorted(power_w, key=power_w.__getitem__)
+        return [_Candidate(fleet, bound_w=0.0) for fleet in ranked[:_REPLAYED_PAIRS]]
 
-    def _candidates(self, curves: Sequence[PhaseCurve]) -> dict[Instances, float]:
+    def _best_by_curve(self, curves: Sequence[PhaseCurve]) -> dict[Instances, float]:
         """The instances of some configurations that carry all, and their power in W.
 
         They are those that draw least; and the one on the fewest GPUs, as GPUs may be few.
@@ -247,12 +272,12 @@ class _PairSearch:
 
     def _may_hold(self, fleet: SplitFleet) -> bool:
         """Whether enough requests meet their SLOs in a draw: if not, more draws refuse, too."""
-        return self._one_draw(fleet).attainment >= self.target
+        return self._one_draw(fleet).meets(self.target)
 
     def _held(self, fleet: SplitFleet) -> HeldFleet | None:
         """The fleet with its replay; None where too few requests meet their SLOs in it."""
         replay = self._draws(fleet).replay_unless_below(self.target)
-        if replay.attainment < self.target:
+        if not replay.meets(self.target):
             return None
         return HeldFleet(fleet, self.mix.requests_s, replay, _power_w(fleet, replay))
 
@@ -273,7 +298,7 @@ class _PairSearch:
     def _score(self, fleet: SplitFleet) -> tuple[float, float]:
         """What a fleet keeps in a draw, and what its worst class meets on average."""
         replay = self._one_draw(fleet)
-        return replay.attainment, min(replay.mean_by_class.values())
+        return replay.attainment, min(replayed.mean for replayed in replay.classes.values())
 
     def _one_draw(self, fleet: SplitFleet) -> PlanReplay:
         return self._draws(fleet).replay(1)
@@ -297,15 +322,31 @@ class _SharedSearch(_PairSearch):
 
     NAME: ClassVar[str] = "alike instances"
 
-    def _estimated_fleets(self) -> list[SplitFleet]:
-        """The fleets of least power by their curves, within the GPUs."""
+    def _candidates(self) -> list[_Candidate]:
+        """All configurations, the one of least power by its curve first."""
         late_share = _LATE_SHARE * (1 - self.target)
-        profile = (
-            self.profile if self.clocks_mhz is None else self.profile.at_clocks(self.clocks_mhz)
-        )
-        power_w = self._candidates(both_curves(profile, self.mix, late_share))
-        ranked = sorted(power_w, key=power_w.__getitem__)
-        return [SplitFleet(instances) for instances in ranked if instances.gpus <= self.gpus]
+        profile = self.profile
+        if self.clocks_mhz is not None:
+            profile = profile.at_clocks(self.clocks_mhz)
+        candidates: dict[_Candidate, float] = {}  # with the power by its curve, W
+        for curve in both_curves(profile, self.mix, late_share):
+            candidate = self._candidate_or_none(curve)
+            if candidate is not None:
+                count = candidate.fleet.first.count
+                candidates[candidate] = curve.total_power_w(count, self.mix.total_requests_s)
+        return sorted(candidates, key=candidates.__getitem__)
+
+    def _candidate_or_none(self, curve: PhaseCurve) -> _Candidate | None:
+        """As many instances as a curve says, or as there are GPUs for; None: not for enough."""
+        requests_s = self.mix.total_requests_s
+        least_count = math.ceil(_LEAST_COUNT_SHARE * curve.fraction_for(requests_s))
+        instances = curve.instances_for(requests_s)
+        most = self.gpus // instances.configuration.tp
+        if most < least_count:
+            return None
+        fleet = SplitFleet(replace(instances, count=min(most, instances.count)))
+        bound_w = curve.total_power_w(least_count, requests_s) / _CURVE_MARGIN
+        return _Candidate(fleet, bound_w)
 
 
 def _power_w(fleet: SplitFleet, replay: PlanReplay) -> float:

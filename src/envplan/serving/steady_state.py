@@ -168,6 +168,11 @@ class Segment(NamedTuple):
     power_low_w: float
     power_high_w: float
 
+    @property
+    def slope_j(self) -> float:
+        """Energy of one further token, J."""
+        return (self.power_high_w - self.power_low_w) / (self.high_tokens_s - self.low_tokens_s)
+
 
 class Latencies(NamedTuple):
     """Times to the first token and between tokens, s."""
