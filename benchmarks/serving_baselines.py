@@ -149,7 +149,11 @@ def tables(heading: str) -> Iterator[str]:
     head += ["best at one lower clock", "saved (%) ", "by TP (%)", "by clock (%)", "by changes (%)"]
     for name, results in stored().items():
         rows = [_cells(result) for result in sorted(results, key=_saved_percent)]
-        yield f"{heading} {name}\n\n{table(head, rows)}"
+        text = f"{heading} {name}\n\n{table(head, rows)}"
+        run = {result["policy"] for result in results}
+        if lacking := [policy for policy in POLICIES if policy not in run]:
+            text += f"\n\nNot replayed yet, or too large for the fleet: {', '.join(lacking)}."
+        yield text
 
 
 def _saved_percent(result: dict[str, Any]) -> float:

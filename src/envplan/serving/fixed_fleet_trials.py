@@ -30,9 +30,12 @@ from envplan.serving.trace import SLOT_S
 
 #: A trace of more requests is replayed as a whole only where samples of it do not suffice.
 _MOST_SEARCHED_REQUESTS: Final = 60_000
-#: Requests, about, of the minutes of a long trace by which energies are estimated.
+#: Requests, about, of the minutes of a long trace by which energy and attainment are estimated.
 _MOST_SAMPLED_REQUESTS: Final = 300_000
-#: Share by which such an estimate may be off, beside another of the same minutes.
+#: Share of requests by which their attainment may be too low. Too high it is often by more, as no
+#: queue lasts for longer than a minute.
+_ATTAINMENT_ERROR: Final = 0.02
+#: Share by which energies may be off, beside others of the same minutes.
 ESTIMATE_ERROR: Final = 0.005
 
 
@@ -74,10 +77,13 @@ class FixedFleetTrials:
     def may_pass(self, fleet: Instances, attainment: float) -> bool:
         """Whether a fleet does so or, on a long trace, may do so.
 
-        It does not if it misses more requests in the busiest hours than it may miss in all.
+        It does not if it misses too many requests in its spread minutes, or more in the busiest
+        hours than it may miss in all.
         """
         if self._is_searched_whole:
             return self.passes(fleet, attainment)
+        if self._replay_minutes(fleet).slo_attainment < attainment - _ATTAINMENT_ERROR:
+            return False
         return all(missed.are_within(fleet, 1 - attainment) for missed in self._missed_in_hours)
 
     def is_likely_to_pass(self, fleet: Instances, attainment: float) -> bool:
