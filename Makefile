@@ -121,7 +121,7 @@ results-training: $(VENV)/.installed
 results-serving: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.serving_runs
 	$(BIN)/python -m benchmarks.serving_results docs/results-serving.md
-	$(BIN)/python -m benchmarks.serving_baselines weeks
+	$(BIN)/python -m benchmarks.serving_baselines
 	$(BIN)/python -m benchmarks.serving_bursts
 
 # Shares the power of a site of measured jobs (half a minute).

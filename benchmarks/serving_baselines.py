@@ -1,20 +1,19 @@
-"""Policies beside fleets that never change: python -m benchmarks.serving_baselines [days|weeks].
+"""Policies beside fleets that never change: python -m benchmarks.serving_baselines [TRACE ...].
 
-The two real hours under every policy that knows only the past; with `days` two days of each
-real-shaped week under some policies, with `weeks` the weeks under all. Beside each policy stand the
-fixed fleets of least energy that meet as many SLOs, found with hindsight. What comes of a trace is
-kept in benchmarks/data/serving_baselines.json; docs/results-baselines.md is written from all that
-is kept. Replays of a trace are kept in build/serving_baselines/ until all of it is done, so that a
-run that was stopped goes on. The hours take some seconds of CPU, the days some minutes, the weeks
-more than an hour.
+Traces, by default the two real hours and the two real-shaped weeks, are replayed under every
+policy, knowing only the past. Beside each policy stand the fixed fleets of least energy that meet
+as many SLOs, found with hindsight. What comes of a trace is kept in
+benchmarks/data/serving_baselines.json; docs/results-baselines.md is written from all that is kept.
+Replays of a trace are kept in build/serving_baselines/ until all of it is done, so that a run that
+was stopped goes on. The hours take some seconds of CPU, each week most of an hour.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import pickle
-import sys
 import time
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
@@ -30,7 +29,6 @@ from envplan.serving.metrics import kwh
 from envplan.serving.observed_trace import observe_trace
 from envplan.serving.policies import POLICIES
 from envplan.serving.replay import replay_policy
-from envplan.serving.trace import make_week
 
 ROOT: Final = Path(__file__).parent.parent
 STORE: Final = ROOT / "benchmarks" / "data" / "serving_baselines.json"
@@ -38,27 +36,20 @@ KEPT: Final = ROOT / "build" / "serving_baselines"
 PAGE: Final = ROOT / "docs" / "results-baselines.md"
 HOURS: Final = ("azure-2023-code", "azure-2023-conversation")
 WEEKS: Final = ("coding-week", "conversation-week")
-#: The first two days of a week, and the policies that they are replayed under.
-DAYS: Final = tuple(f"{week}, 2 days" for week in WEEKS)
-DAYS_POLICIES: Final = ("SinglePool", "DynamoLLM", "static", "envplan")
 #: Seconds of each trace that policies know before the replay begins.
-PASTS_S: Final = {
-    **dict.fromkeys(HOURS, 900.0),
-    **dict.fromkeys(DAYS, 86_400.0),
-    **dict.fromkeys(WEEKS, 86_400.0),
-}
+PASTS_S: Final = {**dict.fromkeys(HOURS, 900.0), **dict.fromkeys(WEEKS, 86_400.0)}
 
 _INTRO: Final = """# Results: policies and fixed fleets
 
 <!-- Written by `python -m benchmarks.serving_baselines`. Do not edit. -->
 
 Policies know a past, which is not replayed, and what has come since: 15 minutes of an hour, a day
-of a week or of two days of it. Beside each stand fleets that never change: alike instances at one
-clock. Of those that meet as many SLOs as the policy, to one request in ten thousand, they take the
-least energy. They are found with
-**hindsight** of the whole trace, which no policy has. The last three columns split what the policy
-saves against TP8 at the highest clock into what another TP saves, what one lower clock saves and
-what changes over time save. The worst row comes first. All is modelled (see [serving](serving.md)).
+of a week. Beside each stand fleets that never change: alike instances at one clock. Of those that
+meet as many SLOs as the policy, to one request in ten thousand, they take the least energy. They
+are found with **hindsight** of the whole trace, which no policy has. The last three columns split
+what the policy saves against TP8 at the highest clock into what another TP saves, what one lower
+clock saves and what changes over time save. The worst row comes first. All is modelled (see
+[serving](serving.md)).
 """
 
 
@@ -110,12 +101,12 @@ class KeptReplays(MutableMapping[str, Simulation]):
 
 
 def run_trace(name: str) -> Iterator[dict[str, Any]]:
-    """Every policy that fits on a trace, or some on days of a week, beside its rivals."""
+    """Every policy that fits on a trace, beside its rivals."""
     profile, settings = ServingProfile.builtin(), Settings(past_s=PASTS_S[name])
-    observed = observe_trace(profile, open_trace(name), settings)
+    observed = observe_trace(profile, Trace.open(name), settings)
     replays = KeptReplays(name, profile, settings)
     fixed_fleets = FixedFleets(observed, settings, replays=replays)
-    for policy in DAYS_POLICIES if name in DAYS else POLICIES:
+    for policy in POLICIES:
         if policy not in replays:
             try:
                 replays[policy] = replay_policy(policy, observed, settings)
@@ -133,13 +124,6 @@ def _result(rivals: Rivals) -> dict[str, Any]:
         "slo_attainment": rivals.policy.slo_attainment,
         **rivals.to_dict(),
     }
-
-
-def open_trace(name: str) -> Trace:
-    """A trace that ships, or the first two days of a week."""
-    if name not in DAYS:
-        return Trace.open(name)
-    return make_week(WEEKS[DAYS.index(name)], days=2.0)
 
 
 def stored() -> dict[str, list[dict[str, Any]]]:
@@ -165,7 +149,11 @@ def tables(heading: str) -> Iterator[str]:
     head += ["best at one lower clock", "saved (%) ", "by TP (%)", "by clock (%)", "by changes (%)"]
     for name, results in stored().items():
         rows = [_cells(result) for result in sorted(results, key=_saved_percent)]
-        yield f"{heading} {name}\n\n{table(head, rows)}"
+        text = f"{heading} {name}\n\n{table(head, rows)}"
+        run = {result["policy"] for result in results}
+        if lacking := [policy for policy in POLICIES if policy not in run]:
+            text += f"\n\nNot replayed yet, or too large for the fleet: {', '.join(lacking)}."
+        yield text
 
 
 def _saved_percent(result: dict[str, Any]) -> float:
@@ -190,15 +178,15 @@ def _cells(result: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Run the hours, and what else is asked for; write the page."""
-    longer = {"days": DAYS, "weeks": WEEKS}
-    asked = [name for argument in sys.argv[1:] for name in longer[argument]]
-    for name in (*HOURS, *asked):
+    """Run traces, keep what comes of each policy, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", nargs="*", help=f"of {', '.join(PASTS_S)}; default: all")
+    for name in parser.parse_args().traces or PASTS_S:
         results = []
         for result in run_trace(name):
             results.append(result)
             atomic_write(STORE, json.dumps({**stored(), name: results}, indent=1) + "\n")
-            note(f"{name}, {result['policy']}: saved {_saved_percent(result):.1f}% or more")
+            note(f"{name}, {result['policy']}: saves {_saved_percent(result):.1f}% or more")
     atomic_write(PAGE, page())
 
 

@@ -50,10 +50,11 @@ energy; most of these are of policies with several pools, which came to need les
 
 _EQUAL = """## Without hindsight, at equal attainment
 
-Policies know 15 minutes of an hour, or one of two days, which are not replayed, and what has come
-since. Beside each stand the fleets that never change and meet as many SLOs as it does, to one
-request in ten thousand; these are found **with hindsight**. The last columns split what is saved
-against TP8 at the highest clock. The worst row comes first. ([All of it](results-baselines.md).)"""
+Policies know 15 minutes of an hour, or a day of a week, which are not replayed, and what has come
+since (`--past`). Beside each stand the fleets that never change and meet as many SLOs as it does,
+to one request in ten thousand; these are found **with hindsight**. The last columns split what is
+saved against TP8 at the highest clock. The worst row comes first. ([All of
+it](results-baselines.md).)"""
 
 _AGAINST = """The tables below compare policies with SinglePool, which is on TP8: most of what they
 save against it, the right TP and one clock would save, too (above)."""

@@ -1,8 +1,8 @@
 """Replays for the page of serving results: python -m benchmarks.serving_runs [GROUP ...].
 
 Runs every replay that the page shows, or those of some groups, one after another, and keeps what
-came of them in benchmarks/data/serving.json. The weeks take most of an hour; --missing leaves out
-what the file has.
+came of them in benchmarks/data/serving.json. The weeks take hours; --missing leaves out what the
+file has, unless it is marked as older.
 """
 
 from __future__ import annotations
@@ -233,17 +233,15 @@ def main() -> None:
     """Run jobs and keep what comes of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("groups", nargs="*", help="of jobs; default: all")
-    parser.add_argument("--missing", action="store_true", help="only what the file lacks")
+    parser.add_argument("--missing", action="store_true", help="only what is missing or older")
     options = parser.parse_args()
     first: dict[Any, int] = {}
     for place, job in enumerate(jobs()):
         first.setdefault(_what(job), place)
-    same = {job.question: stored()[job.key] for job in jobs() if job.key in stored()}
-    same = same if options.missing else {}
+    done = _up_to_date() if options.missing else set()
+    same = {job.question: stored()[job.key] for job in jobs() if job.key in done}
     for job in sorted(jobs(), key=lambda job: first[_what(job)]):
-        if (options.groups and job.group not in options.groups) or (
-            options.missing and job.key in stored()
-        ):
+        if (options.groups and job.group not in options.groups) or job.key in done:
             continue
         begin = time.process_time()
         result = same[job.question] = same.get(job.question) or run(job)
@@ -252,6 +250,11 @@ def main() -> None:
         kept = {key: found[key] for key in sorted(order, key=order.__getitem__) if key in found}
         atomic_write(STORE, json.dumps(kept, indent=1) + "\n")
         note(f"{job.key}: {time.process_time() - begin:.1f} s, {result['slo_percent']}%")
+
+
+def _up_to_date() -> set[str]:
+    """Keys of the results in the store that are not marked as older."""
+    return {key for key, result in stored().items() if not result.get("older")}
 
 
 if __name__ == "__main__":

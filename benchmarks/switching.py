@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from benchmarks.report import percent, seconds, table
 from benchmarks.running import note
 from envplan import Pipeline, Profile
+from envplan.frontier.cache import TraceCache
 from envplan.planners import ZeusPerStage
 from envplan.simulation.iteration import Timeline, simulate
 from envplan.solve import Frontier, trace_frontier
@@ -117,7 +118,10 @@ def large_jobs() -> list[list[str]]:
         for condition, options in CONDITIONS.items():
             note(f"{name}, {condition}")
             begin = time.process_time()
-            frontier = trace_frontier(pipeline, profile, whole=False)
+            # As in a process of its own: nothing is remembered from the row before.
+            frontier = Frontier.trace(
+                pipeline, profile, whole=False, cache=TraceCache(max_operations=0)
+            )
             plan = frontier.plan(slowdown=LARGE_SLOWDOWN, **options)
             cpu_s = time.process_time() - begin
             rows.append(

@@ -166,7 +166,8 @@ cdef extern from "annealing.hpp" namespace "envplan" nogil:
         const CppProblem&, const Limits&, const int32_t*) except +
     cdef cppclass Annealing:
         Annealing(
-            const CppProblem&, const Limits&, const int32_t*, int64_t, double, uint64_t) except +
+            const CppProblem&, const Limits&, const int32_t*, int64_t, double, uint64_t,
+            cbool) except +
         cbool run(uint64_t) except +
         void best(int32_t*)
     cdef cppclass ConstantClocks:
@@ -829,7 +830,10 @@ cdef class Search:
             _int_from_wide(score.over), score.changes,
         )
 
-    def improve(self, const int32_t[::1] rows not None, int64_t moves, double heat, uint64_t seed):
+    def improve(
+        self, const int32_t[::1] rows not None, int64_t moves, double heat, uint64_t seed,
+        cbool strict_allowance=False,
+    ):
         """The best rows seen while annealing from others, int32 (operations,)."""
         self._problem._check(rows, None)
         out = np.empty(self._problem.num_operations, np.int32)
@@ -837,7 +841,8 @@ cdef class Search:
         cdef cbool more = True
         cdef unique_ptr[Annealing] annealing
         annealing.reset(new Annealing(
-            self._problem._problem[0], self._limits, &rows[0], moves, heat, seed))
+            self._problem._problem[0], self._limits, &rows[0], moves, heat, seed,
+            strict_allowance))
         while more:
             with nogil:
                 more = annealing.get().run(REPLAYS_BETWEEN_SIGNALS)

@@ -18,7 +18,9 @@ constexpr double kCooling = 0.02;       // last temperature over first
 constexpr double kPriceStep = 1.1;      // of the price of a change, between two temperatures
 constexpr double kSettled = 0.2;        // of all moves, until that price is adjusted
 constexpr double kHotRoom = 0.001;      // of the energy, by which heat alone may raise it at first
+constexpr double kAboveAllowance = 8;   // price of energy above a strict allowance at first
 constexpr double kDearer = 16;          // last price over first
+constexpr double kSureShare = 0.1;      // of what rows cost more at their clocks, at least
 constexpr std::size_t kPaces = 256;     // at most so many are tried
 
 const Limits& checked(const Limits& limits) {
@@ -68,7 +70,7 @@ Score score(const Problem& problem, const Limits& limits, const Index* rows) {
 }
 
 Annealing::Annealing(const Problem& problem, const Limits& limits, const Index* rows, int64_t moves,
-                     double heat, uint64_t seed)
+                     double heat, uint64_t seed, bool strict_allowance)
     : problem_(problem),
       limits_(checked(limits)),
       replay_(problem, limits.machine, limits.min_dwell),
@@ -76,6 +78,7 @@ Annealing::Annealing(const Problem& problem, const Limits& limits, const Index* 
       moves_(problem, changes_count(limits)),
       random_(seed),
       num_moves_(moves_.movable().empty() ? 0 : moves),
+      strict_allowance_(strict_allowance && limits.allowance >= 0),
       heat_(heat),
       change_price_(static_cast<double>(limits.change_price)) {
   replay_.run();
@@ -140,26 +143,50 @@ void Annealing::step() {
 double Annealing::growth_since(const Score& before) const {
   return static_cast<double>(score_.energy - before.energy) +
          change_price_ * (score_.changes - before.changes) +
+         pricing_ * (above_allowance(score_) - above_allowance(before)) +
          pricing_ * static_cast<double>(score_.excess - before.excess);
+}
+
+// What energy above a strict allowance costs at first, 10 fJ.
+double Annealing::above_allowance(const Score& score) const {
+  if (!strict_allowance_) return 0;
+  return kAboveAllowance *
+         static_cast<double>(std::max<Energy>(0, score.energy - limits_.allowance));
 }
 
 // The price of a change rises while energy is within its allowance, and falls while it is not.
 void Annealing::adjust_change_price() {
   const bool has_settled = static_cast<double>(move_) >= kSettled * static_cast<double>(num_moves_);
-  if (limits_.allowance < 0 || !has_settled) return;
+  if (limits_.allowance < 0 || strict_allowance_ || !has_settled) return;
   const double heat_left = temperature_ / first_temperature_;
   const double allowed = static_cast<double>(limits_.allowance) * (1 + kHotRoom * heat_left);
   const bool is_within = static_cast<double>(score_.energy) <= allowed;
   change_price_ *= is_within ? kPriceStep : 1 / kPriceStep;
 }
 
+// Whether the changes proposed are not worth a replay, which takes longest where operations get
+// faster: were all clocks there at once, they would cost more by so much that neither clocks that
+// come late nor an earlier end are likely to make up for it.
+bool Annealing::is_hopeless(double most) const {
+  Energy dearer = 0;
+  for (const auto& [i, row] : moves_.changes()) {
+    const Problem::Row &now = problem_.rows[replay_.rows()[i]], &then = problem_.rows[row];
+    const Energy waiting = problem_.waiting[problem_.operations[i].stage];
+    dearer += then.energy - now.energy - waiting * (then.time - now.time);
+  }
+  const double owed = pricing_ * static_cast<double>(score_.excess);
+  return kSureShare * static_cast<double>(dearer) > most + owed;
+}
+
 // Makes the changes proposed if what is minimized grows by no more than `most`.
 bool Annealing::attempt(double most) {
   const Score before = score_;
+  if (change_price_ == 0 && is_hopeless(most)) return false;
   changes_.apply(moves_.changes());
   const double saved = change_price_ * (before.changes - changes_.count());
   // What has not been counted yet can at best fall to nothing.
-  const double allowed = most + pricing_ * static_cast<double>(before.over);
+  const double uncounted = static_cast<double>(before.over);
+  const double allowed = most + pricing_ * (uncounted + above_allowance(before));
   const double price = pricing_ * static_cast<double>(limits_.price);
   const double waiting = limits_.waits ? 0 : static_cast<double>(problem_.total_waiting);
   const Budget budget{allowed + saved, std::max(replay_.makespan(), limits_.deadline), tail_.data(),
@@ -167,7 +194,7 @@ bool Annealing::attempt(double most) {
   bool good = replay_.change(moves_.changes(), budget);
   if (good) {
     score_ = score(limits_, replay_, before.over, changes_.count());
-    good = growth_since(before) <= allowed;
+    good = growth_since(before) <= most + pricing_ * uncounted;
   }
   if (good && limits_.peak >= 0) {
     const auto [from, to] = replay_.changed_span();

@@ -10,7 +10,8 @@
 // What comes out is the best choice seen: of least excess, and among those of least energy.
 // Requests for another clock may have a price, which then counts as energy. Or there is an
 // allowance of energy, within which fewer requests are better: then their price is adjusted on the
-// way, so that the energy of the choice stays near the allowance.
+// way, so that the energy of the choice stays near the allowance: it goes above, and may end there.
+// Or the allowance is strict: that price is fixed, and energy above the allowance has one as well.
 //
 // Arithmetic: scores are exact integers, and equal to those of a replay from the start. Only
 // temperatures, and so whether a move is taken, are floating point.
@@ -70,7 +71,7 @@ Score score(const Problem& problem, const Limits& limits, const Index* rows);
 class Annealing {
  public:
   Annealing(const Problem& problem, const Limits& limits, const Index* rows, std::int64_t moves,
-            double heat, std::uint64_t seed);
+            double heat, std::uint64_t seed, bool strict_allowance = false);
 
   // About `work` replays of an operation more. Returns whether there are moves left.
   bool run(std::uint64_t work);
@@ -81,8 +82,10 @@ class Annealing {
  private:
   double mean_step() const;
   void step();
+  bool is_hopeless(double most) const;
   bool attempt(double most);
   double growth_since(const Score& before) const;
+  double above_allowance(const Score& score) const;
   void adjust_change_price();
 
   const Problem& problem_;
@@ -95,6 +98,7 @@ class Annealing {
   std::vector<Index> best_;
   Score score_, best_score_;
   const std::int64_t num_moves_;
+  const bool strict_allowance_;
   std::int64_t move_ = 0, accepted_ = 0;
   double heat_, first_temperature_, temperature_, cooling_, pricing_ = 1, dearer_;
   double change_price_;

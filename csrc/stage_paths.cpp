@@ -41,6 +41,7 @@ struct Segments {
   double least_wait_price;  // of the operations after the first
   Index least_wait_at;
   std::vector<double> cost, length;
+  double detour = -kInf;  // by how much they cost more than those of free paths, at least
 };
 
 // How paths begin and end: with a request for the first clock, which is held, as the last one is;
@@ -67,17 +68,20 @@ class StageWalk {
     if (size_ == 0) return {};
     const Ends any{Ends::kFree, kNone};
     if (num_clocks_ == 0 || prices_.min_dwell == 0) return path_to(walk(any));
-    // Either the iteration begins with a request,
-    Leaving best = walk({Ends::kHeld, kNone});
-    StagePath path = path_to(best);
-    // or with the clock that it ends with. Paths that begin with any clock bound those from below.
+    // Paths that begin and end with any clock, the free ones, bound all others from below.
+    notes_free_ = true;
     walk(any);
+    notes_free_ = false;
     std::vector<std::pair<double, Index>> by_last;
     for (Index a = 0; a < num_clocks_; ++a) by_last.emplace_back(last_at(a).cost, a);
     std::sort(by_last.begin(), by_last.end());
+    // Either the iteration begins with a request,
+    Leaving best = walk({Ends::kHeld, kNone});
+    StagePath path = path_to(best);
+    // or with the clock that it ends with.
     for (const auto& [least, a] : by_last) {
       if (least >= best.cost) break;
-      const Leaving cyclic = walk({Ends::kFree, a});
+      const Leaving cyclic = walk({Ends::kFree, a}, best.cost - least);
       if (cyclic.cost >= best.cost) continue;
       best = cyclic;
       path = path_to(best);
@@ -86,8 +90,9 @@ class StageWalk {
   }
 
  private:
-  // The cheapest way to the end of the stage.
-  Leaving walk(const Ends& ends) {
+  // The cheapest way to the end of the stage. Gives up where all ways cost more than free ones by
+  // more than `most_detour`: then its cost is kInf.
+  Leaving walk(const Ends& ends, double most_detour = kInf) {
     mature_.assign(std::max<Index>(1, num_clocks_), Leaving{});
     for (Index a = 0; a < static_cast<Index>(mature_.size()); ++a) {
       const bool may_begin = ends.kind == Ends::kFree && (ends.clock == kNone || ends.clock == a);
@@ -96,12 +101,46 @@ class StageWalk {
     }
     young_.clear();
     entries_.resize(static_cast<std::size_t>(size_) * num_clocks_);  // read only where written
-    for (Index k = 0; k < size_; ++k) step(k, k == 0 && ends.kind == Ends::kHeld);
+    for (Index k = 0; k < size_; ++k) {
+      step(k, k == 0 && ends.kind == Ends::kHeld);
+      if (most_detour < kInf && least_detour(k) > most_detour) return {};
+    }
     if (ends.clock != kNone) return last_at(ends.clock);
     if (ends.kind == Ends::kHeld) return last_held();
     Leaving best;
     for (Index a = 0; a < static_cast<Index>(mature_.size()); ++a) best.offer(last_at(a));
     return best;
+  }
+
+  // By how much all ways up to operation k cost more than free ones to the same segments, at least.
+  // From there on both cost the same, but for how they may end.
+  double least_detour(Index k) const {
+    double least = kInf;
+    for (Index a = 0; a < num_clocks_; ++a) {
+      if (!(mature_[a].cost < kInf)) continue;
+      least = std::min(least, mature_[a].cost - free_mature_[at(k, a)]);
+    }
+    for (const Segments& young : young_) least = std::min(least, young.detour);
+    return least;
+  }
+
+  // Compares segments that begin at k to those of free paths, or notes what those cost.
+  void compare_to_free(Index k, Segments* entered) {
+    if (notes_free_) {
+      free_begun_.resize(static_cast<std::size_t>(size_) * num_clocks_);
+      std::copy(entered->cost.begin(), entered->cost.end(), &free_begun_[at(k, 0)]);
+    }
+    if (free_begun_.empty()) return;
+    entered->detour = kInf;
+    for (Index b = 0; b < num_clocks_; ++b) {
+      if (!(entered->cost[b] < kInf)) continue;
+      entered->detour = std::min(entered->detour, entered->cost[b] - free_begun_[at(k, b)]);
+    }
+  }
+
+  void note_free_mature(Index k) {
+    free_mature_.resize(static_cast<std::size_t>(size_) * num_clocks_);
+    for (Index a = 0; a < num_clocks_; ++a) free_mature_[at(k, a)] = mature_[a].cost;
   }
 
   // The cheapest way to the end at a clock, however short its segment is.
@@ -265,30 +304,74 @@ class StageWalk {
       const double before = k > 0 ? longest_at_[at(k - 1, a)] : 0;
       leave(k, &ways, mature_[a], 0, 0, before, false);
     }
+    const bool is_on_time = has_time_to_ask(k);
     for (const Segments& young : young_) {
       const bool is_here = prices_.wait_price[k] < young.least_wait_price;
       const double least_price = is_here ? prices_.wait_price[k] : young.least_wait_price;
-      for (Index a = 0; a < num_clocks_; ++a) {
-        if (!(young.cost[a] < kInf)) continue;
-        const double shortage = std::max(0.0, held - young.length[a]);
-        Leaving from{young.cost[a], young.start, a};
-        from.fill_at = is_here ? k : young.least_wait_at;
-        if (reaches_[young.start] >= k) {
-          from.fill = shortage;
-          from.cost += shortage * least_price;
-          ways.unknown.offer(from);
-          continue;
-        }
-        const bool is_first = young.start == k - 1;
-        const double before = is_first ? young.length[a] : longest_at_[at(k - 1, a)];
-        leave(k, &ways, from, shortage, least_price, before, is_first);
+      const Index fill_at = is_here ? k : young.least_wait_at;
+      if (reaches_[young.start] >= k) {
+        leave_unsettled(young, held, least_price, fill_at, &ways.unknown);
+      } else if (is_on_time) {
+        leave_unsettled(young, held, least_price, fill_at, &ways.on_time);
+      } else {
+        leave_late(k, young, held, least_price, fill_at, &ways);
       }
     }
     return ways;
   }
 
+  // Whether a request for the clock of operation k is never late, whatever runs before it.
+  bool has_time_to_ask(Index k) const {
+    if (prices_.latency == 0) return true;
+    if (!prices_.asks_ahead || k == 0) return false;
+    const double least_before = static_cast<double>(prices_.latency) - lag(k);
+    for (Index a = 0; a < num_clocks_; ++a) {
+      if (longest_at_[at(k - 1, a)] < least_before) return false;
+    }
+    return true;
+  }
+
+  // The cheapest way to leave young segments, whatever their clock, where no lateness counts.
+  //   held: ns that they must last; what they lack they wait for before operation fill_at
+  void leave_unsettled(const Segments& young, double held, double least_price, Index fill_at,
+                       Leaving* cheapest) const {
+    // It takes most of the time where clocks are held, so its loop is plain.
+    const double *cost = young.cost.data(), *length = young.length.data();
+    double least = cheapest->cost;
+    Index best = kNone;
+    for (Index a = 0; a < num_clocks_; ++a) {
+      const double left = cost[a] + std::max(0.0, held - length[a]) * least_price;
+      if (left < least) least = left, best = a;
+    }
+    if (best == kNone) return;
+    *cheapest = {least, young.start, best, std::max(0.0, held - length[best]), fill_at, 0};
+  }
+
+  // The same where the next clock may be late.
+  void leave_late(Index k, const Segments& young, double held, double least_price, Index fill_at,
+                  Ways* ways) const {
+    const bool is_first = young.start == k - 1;
+    for (Index a = 0; a < num_clocks_; ++a) {
+      if (!(young.cost[a] < kInf)) continue;
+      const double shortage = std::max(0.0, held - young.length[a]);
+      Leaving from{young.cost[a], young.start, a};
+      from.fill_at = fill_at;
+      const double before = is_first ? young.length[a] : longest_at_[at(k - 1, a)];
+      leave(k, ways, from, shortage, least_price, before, is_first);
+    }
+  }
+
+  // A clock before an operation that its own clock is late for: what beginning a segment costs is
+  // cost + (late_cost + rest * what the operation costs at its own clock).
+  struct LateWay {
+    double least;  // of that for any row
+    double cost, late_cost, rest;
+    Index clock;
+  };
+
   // Begins segments at k by rows that are late for `by` ns, and run at the clock before until then.
-  // It takes most of the time where clocks come late, so its loop over pairs of clocks is plain.
+  // It takes most of the time where clocks come late. Ways are tried by what they cost at least, so
+  // that few of them are.
   void enter_late(Index k, const std::vector<Leaving>& list, const std::vector<double>& by,
                   Segments* entered) {
     if (list.empty()) return;
@@ -296,29 +379,42 @@ class StageWalk {
       const auto count = static_cast<Index>(rows.size());
       own_cost_.resize(count);
       for (Index j = 0; j < count; ++j) own_cost_[j] = cost(k, rows[j]);
-      cheapest_.assign(count, kInf);
-      clock_before_.assign(count, kNone);
+      const double least_own = *std::min_element(own_cost_.begin(), own_cost_.end());
+      late_ways_.clear();
       for (Index a = 0; a < num_clocks_; ++a) {
         if (!(list[a].cost < kInf)) continue;
         const Index other = p_.row_at(rows.front(), a);
         const double share = std::min(1.0, by[a] / time(other));
         const double late_cost = share * cost(k, other), rest = 1 - share;
-        for (Index j = 0; j < count; ++j) {
-          const double mixed = list[a].cost + (late_cost + rest * own_cost_[j]);
-          if (mixed < cheapest_[j] && p_.rows[rows[j]].clock != a) {
-            cheapest_[j] = mixed;
-            clock_before_[j] = a;
-          }
-        }
+        const double least = list[a].cost + (late_cost + rest * least_own);
+        late_ways_.push_back({least, list[a].cost, late_cost, rest, a});
       }
+      std::sort(late_ways_.begin(), late_ways_.end(),
+                [](const LateWay& one, const LateWay& other) { return one.least < other.least; });
       for (Index j = 0; j < count; ++j) {
-        const Index a = clock_before_[j];
+        const auto [cheapest, a] = cheapest_late_way(own_cost_[j], p_.rows[rows[j]].clock);
         if (a == kNone) continue;
         const Index other = p_.row_at(rows[j], a);
         const double share = std::min(1.0, by[a] / time(other));
-        enter(k, p_.rows[rows[j]].clock, cheapest_[j], {list[a], rows[j], other, share}, entered);
+        enter(k, p_.rows[rows[j]].clock, cheapest, {list[a], rows[j], other, share}, entered);
       }
     }
+  }
+
+  // The least cost of a late way to a row of another clock, and the clock before; of several of one
+  // cost the lowest.
+  std::pair<double, Index> cheapest_late_way(double own_cost, Index own_clock) const {
+    double cheapest = kInf;
+    Index before = kNone;
+    for (const LateWay& way : late_ways_) {
+      if (way.least > cheapest) break;
+      if (way.clock == own_clock) continue;
+      const double mixed = way.cost + (way.late_cost + way.rest * own_cost);
+      if (mixed > cheapest || (mixed == cheapest && way.clock > before)) continue;
+      cheapest = mixed;
+      before = way.clock;
+    }
+    return {cheapest, before};
   }
 
   // The rows of a table that have a clock, apart where other rows stand for them at some clock.
@@ -368,8 +464,10 @@ class StageWalk {
     }
     go_on(k);
     if (num_clocks_ == 0) return;  // no segment begins: the stage has no clock to ask for
+    compare_to_free(k, &entered);
     young_.push_back(std::move(entered));
     settle(k);
+    if (notes_free_) note_free_mature(k);
   }
 
   // The row of operation k in a segment that began before it.
@@ -390,10 +488,19 @@ class StageWalk {
         young.least_wait_price = prices_.wait_price[k];
         young.least_wait_at = k;
       }
-      for (Index a = 0; a < num_clocks_; ++a) {
-        const bool has_row = least_at_[at(k, a)] < kInf;
-        young.cost[a] += may_be_late && has_row ? least_[k] : least_at_[at(k, a)];
-        young.length[a] += (may_be_late ? longest_[k] + 1 : longest_at_[at(k, a)]) + lag(k);
+      const double *least = &least_at_[at(k, 0)], *longest = &longest_at_[at(k, 0)];
+      double *cost = young.cost.data(), *length = young.length.data();
+      const double pause = lag(k);
+      if (may_be_late) {
+        for (Index a = 0; a < num_clocks_; ++a) {
+          cost[a] += least[a] < kInf ? least_[k] : kInf;
+          length[a] += longest_[k] + 1 + pause;
+        }
+      } else {
+        for (Index a = 0; a < num_clocks_; ++a) {
+          cost[a] += least[a];
+          length[a] += longest[a] + pause;
+        }
       }
     }
   }
@@ -464,12 +571,15 @@ class StageWalk {
   std::vector<double> least_at_, longest_at_;
   std::vector<Index> least_row_at_, asking_row_at_;
   std::vector<std::vector<std::vector<Index>>> alike_rows_;  // by table, where they were asked for
-  // Scratch, by row: its own cost, the least with a late clock, and the clock before there.
-  std::vector<double> own_cost_, cheapest_;
-  std::vector<Index> clock_before_;
+  std::vector<double> own_cost_;                             // scratch, by row
+  std::vector<LateWay> late_ways_;                           // scratch
   std::vector<Leaving> mature_;  // by clock: segments that are held for long enough
   std::vector<Segments> young_;  // others
   std::vector<Entry> entries_;   // (operations, clocks) how segments began
+  // (operations, clocks): what free paths cost on which a segment begins there, and on which one is
+  // held for long enough by then; empty where nothing is held.
+  bool notes_free_ = false;
+  std::vector<double> free_begun_, free_mature_;
 };
 
 }  // namespace

@@ -60,7 +60,13 @@ def test_fewest_changes_are_no_more_and_cost_next_to_nothing(
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("sosp24-a100-gpt3-xl-4stage", 12), ("sosp24-a100sxm-gpt3-175b-8stage", 170)]
+    ("name", "most"),
+    [
+        ("sosp24-a100-gpt3-xl-4stage", 12),
+        ("sosp24-a40-bert-huge-uncased-8stage", 20),
+        ("sosp24-a100sxm-gpt3-175b-8stage", 170),
+        ("h100-gpt3-175b-8stage", 220),
+    ],
 )
 def test_measured_jobs_change_clocks_seldom(name: str, most: int) -> None:
     profile = envplan.Profile.builtin(name)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from envplan.errors import InputError
 from envplan.serving import hierarchical_plan
 from envplan.serving.classes import DEFAULT_CLASSES as CLASSES
-from envplan.serving.fixed_fleets import FixedFleets, Rivals, rivals_of, single_pool
+from envplan.serving.fixed_fleet_trials import single_pool
+from envplan.serving.fixed_fleets import FixedFleets, Rivals, rivals_of
 from envplan.serving.given_fleet import fleet_of_plan, parse_fleet, require_performance
 from envplan.serving.instances import Instances
 from envplan.serving.observed_trace import ObservedTrace, observe_trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -30,11 +31,18 @@ from envplan.serving import (
 from envplan.serving.apply import apply_serving_plan
 from envplan.serving.classes import Slo
 from envplan.serving.exact_planner import exact_plan
-from envplan.serving.fleet_controller import TimeCounts
+from envplan.serving.fleet_controller import RequestCounts, TimeCounts
 from envplan.serving.instances import Instances
 from envplan.serving.performance import Configuration
 from envplan.serving.phase_curves import RequestMix
-from envplan.serving.plan_replay import NUM_DRAWS, PlanDraws, replay_group, replay_plan
+from envplan.serving.plan_replay import (
+    NUM_DRAWS,
+    ClassReplay,
+    PlanDraws,
+    PlanReplay,
+    replay_group,
+    replay_plan,
+)
 from envplan.serving.plan_request import PlanRequest
 from envplan.serving.pool_sites import possible_promises
 from envplan.serving.profile import MeanLengths
@@ -181,8 +189,6 @@ def test_no_number_of_instances_that_holds_draws_less_than_the_shared_fleet(
         ("b200-deepseek-r1", {"SS": 20e3, "MM": 8e3, "LL": 3e3}, 64, Configuration(8, 982)),
         # Four, which are too many, are what its curve says.
         ("b200-deepseek-r1", {"SS": 20e3, "MM": 8e3, "LL": 3e3}, 24, Configuration(8, 982)),
-        # Three by its curve, the sixth best configuration.
-        ("h100-llama2-70b", {"SS": 2000.0, "LL": 300.0}, 64, Configuration(2, 795)),
     ],
 )
 def test_a_shared_fleet_of_fewer_instances_than_its_curve_says_is_found(
@@ -261,6 +267,51 @@ def test_fleets_that_are_dropped_early_would_not_have_been_chosen(
     monkeypatch.setattr(fleet_planning, "_CURVE_MARGIN", np.inf)
     monkeypatch.setattr(split_fleet_planning, "_POWER_MARGIN", np.inf)
     assert plan_fleet(roles_profile(), loads, 40) == plan
+
+
+#: One request in 45 is long.
+RARE_LONG = {"SS": 1000.0, "LL": 200.0}
+
+
+def draws_of(num_draws: int, requests: int, late: Sequence[int]) -> list[RequestCounts]:
+    """Draws of as many requests each, of which some are late."""
+    late_by_draw = [*late, *[0] * (num_draws - len(late))]
+    in_time = [requests - num_late for num_late in late_by_draw]
+    return [RequestCounts(requests, attained, attained, attained) for attained in in_time]
+
+
+@pytest.mark.parametrize(
+    ("requests", "late", "is_missing"),
+    [
+        (4000, [40] * 16, True),  # 99% of them, which may be less in the long run
+        (4000, [20] * 16, False),
+        (10, [1], False),  # 99.4% of 160: too few to ask for more
+        (10, [1, 1], True),
+    ],
+)
+def test_a_class_is_judged_by_its_long_run_where_enough_of_its_requests_came(
+    requests: int, late: list[int], is_missing: bool
+) -> None:
+    replayed = ClassReplay.of(draws_of(16, requests, late))
+    assert replayed.num_requests == 16 * requests
+    assert replayed.attainment < replayed.long_run < replayed.mean
+    assert PlanReplay([], {"LL": replayed}).missing_classes(0.99) == ["LL"] * is_missing
+
+
+def test_a_rare_class_has_the_share_in_the_long_run_that_is_stated() -> None:
+    profile = roles_profile()
+    requests_s = {name: load / profile.classes[name].tokens for name, load in RARE_LONG.items()}
+    held = shared_fleet(profile, requests_s, 100, slo_quantile=99.0)
+    stated = held.replay.classes
+    assert stated["LL"].attainment < 0.99 <= stated["LL"].long_run
+    load = RequestMix(requests_s, 1e9).load(held.fleet.first, None)
+    counts: dict[str, list[RequestCounts]] = {"SS": [], "LL": []}
+    for seed in range(40):
+        replay = replay_steadily(profile, load, duration_s=3600.0, seed=seed)
+        for name, of_class in replay.counts.items():
+            counts[name].append(of_class)
+    for name, replayed in stated.items():
+        assert RequestCounts.sum(counts[name]).attainment >= replayed.long_run
 
 
 def test_draws_are_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,12 @@ class Search:
     ) -> None: ...
     def score(self, rows: NDArray[np.int32]) -> tuple[int, int, int, int, int, int, int]: ...
     def improve(
-        self, rows: NDArray[np.int32], moves: int, heat: float, seed: int
+        self,
+        rows: NDArray[np.int32],
+        moves: int,
+        heat: float,
+        seed: int,
+        strict_allowance: bool = False,
     ) -> NDArray[np.int32]: ...
     def constant(self, passes: int) -> NDArray[np.int32]: ...
 

@@ -679,15 +679,19 @@ class Search:
         """The score of rows, int32 (N,)."""
         return Score(*self._kernel.score(rows))
 
-    def improve(self, rows: Rows, moves: int, heat: float, seed: int) -> Rows:
+    def improve(
+        self, rows: Rows, moves: int, heat: float, seed: int, *, strict_allowance: bool = False
+    ) -> Rows:
         """The best rows seen while annealing from others, int32 (N,); never worse than those.
 
         Args:
             moves: how many to try.
             heat: first temperature in units of the mean cost between neighbouring rows: 4 forgets
                 the start, 0.25 refines, 0 only descends.
+            strict_allowance: the search seldom goes above the allowance. Else it does so freely,
+                which finds better rows, or none that are within.
         """
-        return self._kernel.improve(rows, moves, heat, seed)
+        return self._kernel.improve(rows, moves, heat, seed, strict_allowance)
 
     def constant(self) -> Rows:
         """The best rows found with one clock a stage, int32 (N,)."""

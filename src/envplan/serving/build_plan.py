@@ -20,8 +20,10 @@ from envplan.serving.plan import (
     Role,
     Served,
     ServingPlan,
+    attainment_by_class,
+    long_run_by_class,
 )
-from envplan.serving.plan_replay import PlanReplay
+from envplan.serving.plan_replay import ClassReplay, PlanReplay
 from envplan.serving.plan_request import PlanRequest
 from envplan.serving.profile import ServingProfile
 from envplan.serving.split_fleet_planning import HeldFleet
@@ -143,12 +145,12 @@ def build_replayed_plan(
         curves: load curves that the fleet at maximum frequency beside it is by.
     """
     pools = []
-    attainment_by_class: dict[str, float] = {}
+    classes: dict[str, ClassReplay] = {}
     for held in fleets:
         pools.append(_pool_of(profile, request, held))
-        attainment_by_class |= held.replay.attainment_by_class
+        classes |= held.replay.classes
     predicted = _predict(curves, request, pools)
-    predicted = predicted.model_copy(update={"attainment_by_class": attainment_by_class})
+    predicted = _with_classes(predicted, classes)
     return _assemble(planner, profile, request, pools, predicted)
 
 
@@ -210,7 +212,7 @@ def with_replay(plan: ServingPlan, replay: PlanReplay) -> ServingPlan:
         pools.append(pool.model_copy(update={"groups": groups}))
     stated = plan.predicted
     predicted = _predicted_of(pools, stated.baseline, stated.power_lower_bound_w)
-    predicted = predicted.model_copy(update={"attainment_by_class": replay.attainment_by_class})
+    predicted = _with_classes(predicted, replay.classes)
     return plan.model_copy(update={"pools": pools, "predicted": predicted})
 
 
@@ -227,8 +229,20 @@ def beside_all_clocks(
     stated = plan.predicted
     bound_w = None if stated.power_lower_bound_w is None else power_bound_w
     predicted = _predict(curves, plan.request, plan.pools, bound_w)
-    predicted = predicted.model_copy(update={"attainment_by_class": stated.attainment_by_class})
-    return plan.model_copy(update={"predicted": predicted})
+    shown = {
+        "attainment_by_class": stated.attainment_by_class,
+        "long_run_by_class": stated.long_run_by_class,
+    }
+    return plan.model_copy(update={"predicted": predicted.model_copy(update=shown)})
+
+
+def _with_classes(predicted: Predicted, classes: Mapping[str, ClassReplay]) -> Predicted:
+    """The prediction with what a replay showed of each class."""
+    shown = {
+        "attainment_by_class": attainment_by_class(classes),
+        "long_run_by_class": long_run_by_class(classes),
+    }
+    return predicted.model_copy(update=shown)
 
 
 def one_clock_fleets(plans: Iterable[ServingPlan], profile: ServingProfile) -> list[OneClockFleet]:

@@ -14,37 +14,21 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Final
 
-import numpy as np
 from pydantic import JsonValue
 
-from envplan.serving.classes import RequestClasses
-from envplan.serving.fleet import Fleet
-from envplan.serving.forecast import DemandForecast, first_windows
+from envplan.serving.fixed_fleet_trials import ESTIMATE_ERROR, FixedFleetTrials
 from envplan.serving.instances import Instances
-from envplan.serving.observed_trace import ObservedTrace, past_end_s
+from envplan.serving.observed_trace import ObservedTrace
 from envplan.serving.performance import Configuration
-from envplan.serving.replay import replay_fixed
-from envplan.serving.replayed_sizing import fewest_near, missed_requests
+from envplan.serving.replayed_sizing import fewest_near, fewest_that_pass
 from envplan.serving.savings_split import SavingsSplit
 from envplan.serving.settings import Settings
 from envplan.serving.simulation import Simulation
-from envplan.serving.trace import SLOT_S
 
 #: Share of requests by which a fleet may meet fewer SLOs than a policy that it is compared with.
 _AS_MANY: Final = 1e-4
-#: A trace of more requests is replayed as a whole only on fleets that do best on samples of it.
-_MOST_SEARCHED_REQUESTS: Final = 60_000
-#: Requests, about, of the minutes of a long trace by which energies are estimated.
-_MOST_SAMPLED_REQUESTS: Final = 300_000
 #: Lower clocks are tried until so many in a row draw more than the best one so far.
 _WORSE_CLOCKS: Final = 2
-#: Instances that a fleet may get beyond those that the busiest hours need, before it is given up.
-_MOST_ADDED: Final = 20
-
-
-def single_pool(instances: Instances, classes: RequestClasses) -> Fleet:
-    """The fleet of one pool, for all classes, that alike instances make."""
-    return Fleet({"pool": instances.pool(classes)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +102,7 @@ class FixedFleets:
         replays: MutableMapping[str, Simulation] | None = None,
     ) -> None:
         self._observed, self._settings, self._on_tried = observed, settings, on_tried
-        self._replays = {} if replays is None else replays
-        past_s = past_end_s(settings)
-        self._replayed = observed.from_time(past_s) if past_s else observed
-        self._missed_in_sample = cache(self._count_missed_in_sample)
-        self._estimated_energy_j = cache(self._estimate_energy)
+        self._trials = FixedFleetTrials(observed, settings, {} if replays is None else replays)
         self._best = cache(self._find_best)
 
     def beside(self, policy: Simulation) -> Rivals:
@@ -153,32 +133,25 @@ class FixedFleets:
         )
         return highest[-1:], highest, lower
 
-    def _replay(self, fleet: Instances) -> Simulation:
-        name = str(fleet)
-        if name not in self._replays:
-            pool = self._pool_of(fleet)
-            self._replays[name] = replay_fixed(name, pool, self._observed, self._settings)
-        return self._replays[name]
-
     def _find_best(
         self, configurations: Sequence[Configuration], attainment: float
     ) -> Simulation | None:
         """The fleet of least energy among some configurations; of each TP, clocks descend."""
-        best: Simulation | None = None
+        best: Instances | None = None
         energies_j = self._estimated_energies(configurations, attainment)
         for fleet in sorted(energies_j, key=energies_j.__getitem__):
-            most_j = math.inf if best is None else best.energy_j
-            if energies_j[fleet] >= most_j:
-                break
-            best = self._that_holds(fleet, attainment, most_j) or best
-        return best
+            if best is None:
+                best = self._that_holds(fleet, attainment)
+            else:
+                best = self._that_saves(fleet, attainment, best) or best
+        return None if best is None else self._trials.replay(best)
 
     def _estimated_energies(
         self, configurations: Sequence[Configuration], attainment: float
     ) -> dict[Instances, float]:
-        """Energies of the smallest fleets that may meet so many SLOs, J.
+        """Energies of the smallest fleets that meet so many SLOs, J.
 
-        Of a long trace they are estimates, a little too low: on all of it, more may be needed.
+        Of a long trace, both are estimates: on all of it, more or fewer may be needed.
 
         Args:
             configurations: of each TP, clocks descend.
@@ -186,7 +159,7 @@ class FixedFleets:
         """
         energies_j: dict[Instances, float] = {}
         for tp in self._observed.tps:
-            worse, best_j, guess = 0, math.inf, self._estimate(tp)
+            worse, best_j, guess = 0, math.inf, self._trials.instances_needed(tp)
             for configuration in configurations:
                 if configuration.tp != tp or worse >= _WORSE_CLOCKS:
                     continue
@@ -194,7 +167,7 @@ class FixedFleets:
                 self._on_tried()
                 if fleet is None:
                     break  # nor at a lower clock
-                energies_j[fleet] = self._energy_of(fleet)
+                energies_j[fleet] = self._trials.energy_j(fleet)
                 worse = worse + 1 if energies_j[fleet] > best_j else 0
                 best_j = min(best_j, energies_j[fleet])
                 guess = fleet.count
@@ -203,7 +176,7 @@ class FixedFleets:
     def _fewest(
         self, configuration: Configuration, attainment: float, guess: int
     ) -> Instances | None:
-        """The fewest instances that may meet so many SLOs; None if too many would.
+        """The fewest instances that are likely to meet so many SLOs; None if none may.
 
         Args:
             configuration: of each.
@@ -215,104 +188,61 @@ class FixedFleets:
             return None
 
         def may_pass(count: int) -> bool:
-            return self._may_pass(Instances(configuration, count), attainment)
+            return self._trials.may_pass(Instances(configuration, count), attainment)
+
+        def are_likely_to_pass(count: int) -> bool:
+            return self._trials.is_likely_to_pass(Instances(configuration, count), attainment)
 
         fewest = fewest_near(may_pass, min(guess, most), most)
-        return None if fewest is None else Instances(configuration, fewest)
+        if fewest is None:
+            return None
+        likely = fewest_near(are_likely_to_pass, fewest, most)
+        return Instances(configuration, fewest if likely is None else max(fewest, likely))
 
-    def _pool_of(self, fleet: Instances) -> Fleet:
-        return single_pool(fleet, self._observed.profile.classes)
-
-    def _may_pass(self, fleet: Instances, attainment: float) -> bool:
-        """Whether a fleet meets so many SLOs or, of a long trace, may do so.
-
-        It does not if it misses as many requests in the busiest hours as it may miss in all.
-        """
-        if self._is_searched_whole:
-            return self._passes(fleet, attainment)
-        allowed = _allowed(self._replayed, attainment)
-        return all(
-            self._missed_in_sample(index, fleet) <= allowed for index in range(len(self._samples))
-        )
-
-    def _passes(self, fleet: Instances, attainment: float) -> bool:
-        """Whether a fleet meets so many SLOs on the whole trace."""
-        return self._replay(fleet).slo_attainment >= attainment
-
-    def _count_missed_in_sample(self, index: int, fleet: Instances) -> int:
-        return missed_requests(self._samples[index], self._settings, self._pool_of(fleet))
-
-    def _that_holds(
-        self, fleet: Instances, attainment: float, most_j: float = math.inf
-    ) -> Simulation | None:
+    def _that_holds(self, fleet: Instances, attainment: float) -> Instances | None:
         """The fewest such instances that meet so many SLOs on the whole trace.
 
         Args:
             fleet: where to begin.
             attainment: share of requests that must meet their SLOs.
-            most_j: None if they take this energy or more, J.
         """
 
-        def is_enough(count: int) -> bool:
-            larger = replace(fleet, count=count)
-            return self._passes(larger, attainment) or self._replay(larger).energy_j >= most_j
+        def passes(count: int) -> bool:
+            return self._trials.passes(replace(fleet, count=count), attainment)
 
         most = self._settings.max_gpus // fleet.configuration.tp
-        fewest = fewest_near(is_enough, fleet.count, min(most, fleet.count + _MOST_ADDED))
-        if fewest is None:
+        fewest = fewest_near(passes, fleet.count, most)
+        return None if fewest is None else replace(fleet, count=fewest)
+
+    def _that_saves(self, fleet: Instances, attainment: float, best: Instances) -> Instances | None:
+        """The fewest such instances that meet so many SLOs, if they take less energy than the best.
+
+        Most kinds do not: as many as would take less do not meet so many. One replay shows that.
+        """
+        affordable = self._affordable(fleet, best)
+        if affordable is None or not self._trials.may_pass(affordable, attainment):
             return None
-        simulation = self._replay(replace(fleet, count=fewest))
-        return simulation if simulation.energy_j < most_j else None
+        if not self._trials.passes(affordable, attainment):
+            return None
 
-    @property
-    def _is_searched_whole(self) -> bool:
-        return len(self._replayed.trace) <= _MOST_SEARCHED_REQUESTS
+        def passes(count: int) -> bool:
+            return self._trials.passes(replace(fleet, count=count), attainment)
 
-    @cached_property
-    def _samples(self) -> list[ObservedTrace]:
-        """The busiest hours of the trace."""
-        windows = first_windows(self._replayed, past_s=0.0)
-        return [self._replayed.window(window.begin_s, window.end_s) for window in windows]
+        fewest = replace(fleet, count=fewest_that_pass(passes, affordable.count))
+        saves = self._trials.replay(fewest).energy_j < self._trials.replay(best).energy_j
+        return fewest if saves else None
 
-    def _energy_of(self, fleet: Instances) -> float:
-        """Energy on the trace or, of a long one, by evenly spread minutes of it, J."""
-        if self._is_searched_whole:
-            return self._replay(fleet).energy_j
-        return self._estimated_energy_j(fleet)
+    def _affordable(self, fleet: Instances, best: Instances) -> Instances | None:
+        """The most such instances that, by estimate, may take less energy than the best fleet."""
+        most_j = self._trials.energy_j(best) * (1 + ESTIMATE_ERROR)
 
-    def _estimate_energy(self, fleet: Instances) -> float:
-        minutes = self._spread_minutes
-        settings = replace(self._settings, past_s=0.0)
-        sampled = replay_fixed(str(fleet), self._pool_of(fleet), minutes, settings)
-        replayed_s = self._replayed.trace.duration_s - past_end_s(self._settings)
-        return sampled.energy_j * replayed_s / minutes.trace.duration_s
+        def take_more(count: int) -> bool:
+            return self._trials.energy_j(replace(fleet, count=count)) >= most_j
 
-    @cached_property
-    def _spread_minutes(self) -> ObservedTrace:
-        """Every so many minutes of the replayed part of the trace, one after another."""
-        trace = self._replayed.trace
-        first_slot = round(past_end_s(self._settings) / SLOT_S)
-        slots = (trace.arrival_s / SLOT_S).astype(np.int64)
-        every = math.ceil(len(trace) / _MOST_SAMPLED_REQUESTS)
-        selection = np.flatnonzero((slots - first_slot) % every == 0)
-        places = (slots[selection] - first_slot) // every
-        return self._replayed.of_requests(
-            selection,
-            trace.arrival_s[selection] + (places - slots[selection]) * SLOT_S,
-            SLOT_S * math.ceil((trace.num_slots - first_slot) / every),
-        )
-
-    def _estimate(self, tp: int) -> int:
-        windows = first_windows(self._replayed, past_s=0.0)
-        forecast = DemandForecast(
-            self._replayed, replace(self._settings, headroom_percent=0.0), windows
-        )
-        return forecast.instances_needed(forecast.classes, tp)
-
-
-def _allowed(observed: ObservedTrace, attainment: float) -> int:
-    """Requests that may miss their SLOs where such a share meets them."""
-    return math.floor((1 - attainment) * len(observed.trace) * (1 + 1e-12) + 1e-6)
+        most = self._settings.max_gpus // fleet.configuration.tp
+        too_many = fewest_near(take_more, fleet.count, most)
+        affordable = most if too_many is None else too_many - 1
+        return replace(fleet, count=affordable) if affordable else None
 
 
 def rivals_of(

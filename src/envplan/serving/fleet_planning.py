@@ -220,7 +220,7 @@ class _FleetSearch:
                 return None
             draws = PlanDraws(self.profile, plan.group_loads(self.profile))
             replay = draws.replay_unless_below(target)
-            if replay.attainment >= target:
+            if replay.meets(target):
                 return with_replay(plan, replay)
             curves = _relieved(curves, plan, replay, target)
         raise NoAnswerError(
@@ -331,7 +331,7 @@ def _overloaded(
     plan: ServingPlan, replay: PlanReplay, attainment: float
 ) -> Iterator[tuple[Pool, Group]]:
     """The groups whose own attainment, or that of a class they serve, is too low."""
-    too_low = {name for name, share in replay.mean_by_class.items() if share < attainment}
+    too_low = set(replay.missing_classes(attainment))
     for pool, replayed_groups in zip(plan.pools, replay.groups, strict=True):
         for group, replayed in zip(pool.groups, replayed_groups, strict=True):
             if replayed.attainment < attainment or too_low.intersection(pool.classes):

@@ -7,7 +7,7 @@ from the profile what a plan states.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Annotated, ClassVar, Final, Literal, Self
 
@@ -21,7 +21,7 @@ from envplan.serving.builtin import builtin_profiles
 from envplan.serving.classes import ClassName, Positive, RequestClasses, Slo
 from envplan.serving.instances import Instances
 from envplan.serving.performance import Configuration
-from envplan.serving.plan_replay import replay_plan
+from envplan.serving.plan_replay import ClassReplay, PlanReplay, replay_plan
 from envplan.serving.plan_request import PlanRequest
 from envplan.serving.profile import ServingProfile
 from envplan.serving.savings_split import SavingsSplit
@@ -224,6 +224,20 @@ class FleetFigures(Model):
     power_w: Amount
 
 
+class LongRun(Model):
+    """The share of a class's requests that meet their SLOs in the long run.
+
+    Attributes:
+        requests: that came in all draws of the replay together.
+        mean: share of these that met their SLOs.
+        at_least: share in the long run: two standard errors below that.
+    """
+
+    requests: Annotated[int, Field(ge=0, strict=True)]
+    mean: Share
+    at_least: Share
+
+
 class Predicted(Model):
     """Power and GPUs of a plan, by its profile.
 
@@ -234,8 +248,11 @@ class Predicted(Model):
         gap: how far power_w lies above that, as a fraction of it.
         baseline: the same loads on TP8 at maximum frequency; None where that cannot serve them.
         savings_percent: power saved against the baseline.
-        attainment_by_class: share of the requests of each class that meet their SLOs at least, when
-            the plan is replayed; None where it was not.
+        attainment_by_class: share of the requests of each class that meet their SLOs at least in
+            any draw as long as those that the plan is replayed with; None where it was not. Of a
+            class that seldom comes few requests are in a draw, so it says little of such a one.
+        long_run_by_class: the share in the long run, and the requests that tell it; None where
+            the plan was not replayed, or by an earlier envplan.
         one_clock: the best fleets within the same GPUs at one lower clock, and at the highest; none
             where these cannot serve the loads. None where the plan was not replayed.
         together: the best fleet found whose instances run both phases; None where none holds, or
@@ -250,6 +267,7 @@ class Predicted(Model):
     baseline: Baseline | None
     savings_percent: float | None
     attainment_by_class: dict[ClassName, Share] | None = None
+    long_run_by_class: dict[ClassName, LongRun] | None = None
     one_clock: list[OneClockFleet] | None = None
     together: FleetFigures | None = None
     apart: FleetFigures | None = None
@@ -386,6 +404,8 @@ def _class_names(plan: ServingPlan) -> Iterator[tuple[str, str]]:
         yield "asked.slos", name
     for name in plan.predicted.attainment_by_class or {}:
         yield "predicted.attainment_by_class", name
+    for name in plan.predicted.long_run_by_class or {}:
+        yield "predicted.long_run_by_class", name
     for number, pool in enumerate(plan.pools):
         yield f"pools[{number}].request_class", pool.request_class
         for name in pool.classes:
@@ -456,14 +476,41 @@ def _problems_of_replay(plan: ServingPlan, profile: ServingProfile) -> Iterator[
                         f"pool {pool.request_class}, {group}: {name} is {value:g} when it is "
                         f"replayed, not {stated} as stated"
                     )
-    if replay.attainment_by_class != plan.predicted.attainment_by_class:
+    yield from _problems_of_shares(plan, replay)
+
+
+def _problems_of_shares(plan: ServingPlan, replay: PlanReplay) -> Iterator[str]:
+    """Shares of classes that a replay does not show again, and such as are too low."""
+    stated = plan.predicted
+    if attainment_by_class(replay.classes) != stated.attainment_by_class:
         yield "attainment_by_class is not what a replay shows"
+    long_run = long_run_by_class(replay.classes)
+    if stated.long_run_by_class is not None and long_run != stated.long_run_by_class:
+        yield "long_run_by_class is not what a replay shows"
     quantile = plan.request.slo_quantile_percent or 0.0
+    if stated.long_run_by_class is not None:  # earlier plans were judged by means
+        for name in replay.missing_classes(quantile / 100):
+            yield f"{name} meets its SLOs for less than the {quantile:g}% of requests asked for"
     if replay.attainment < quantile / 100:
         yield (
             f"{100 * replay.attainment:.2f}% of requests meet their SLOs when the plan is "
             f"replayed, less than the {quantile:g}% that it states"
         )
+
+
+def attainment_by_class(classes: Mapping[str, ClassReplay]) -> dict[str, float]:
+    """What a plan states of each class in any draw."""
+    return {name: replayed.attainment for name, replayed in classes.items()}
+
+
+def long_run_by_class(classes: Mapping[str, ClassReplay]) -> dict[str, LongRun]:
+    """What a plan states of each class in the long run."""
+    return {
+        name: LongRun(
+            requests=replayed.num_requests, mean=replayed.mean, at_least=replayed.long_run
+        )
+        for name, replayed in classes.items()
+    }
 
 
 def _problems_of_load(pool: Pool, profile: ServingProfile) -> Iterator[str]:

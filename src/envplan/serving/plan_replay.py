@@ -2,20 +2,28 @@
 
 A group is replayed alone, with its part of the load of each class that its pool serves, in several
 draws of Poisson arrivals. Instances for prompts and those that decode for them are replayed
-together. What is stated is what other draws keep, too: the mean of the draws less
+together. What is stated of a group is what other draws keep, too: the mean of the draws less
 nine of their standard deviations, or 3.5 times as far below the mean as the worst draw. Near the
 highest load one draw in many has a jam that the others have not.
+
+A class that seldom comes has few requests in a draw, of which little can be promised. But over many
+draws it has a share of requests in time, and that is known the better the more of them came: so a
+class is judged by what its share is in the long run at least, two standard errors below the mean
+of all draws; and by that mean where too few of its requests came to tell.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final
+from os import cpu_count
+from typing import Final, Self
 
 import numpy as np
 
+from envplan.serving.classes import FloatArray
 from envplan.serving.fleet_controller import RequestCounts
 from envplan.serving.profile import ServingProfile
 from envplan.serving.steady_replay import SteadyLoad, SteadyReplay, replay_steadily
@@ -29,6 +37,11 @@ _DRAW_S: Final = 3600.0
 _FEWEST_REQUESTS: Final = 4000
 _MOST_REQUESTS: Final = 40_000
 _DEVIATIONS: Final = 9.0
+#: Standard errors by which the share in the long run may lie below the mean of the draws.
+_STANDARD_ERRORS: Final = 2.0
+#: A class is judged by its share in the long run where so many of its requests may be late; where
+#: fewer may, the standard error of a few late ones would decide, and its mean does.
+_ENOUGH_LATE: Final = 20.0
 _TIMES_WORST_DRAW: Final = 3.5
 #: A burst of arrivals makes about so many requests late together.
 _LATE_TOGETHER: Final = 4.0
@@ -54,26 +67,73 @@ class GroupReplay:
 
 
 @dataclass(frozen=True)
+class ClassReplay:
+    """The requests of a class in all draws, of all groups of instances that serve it.
+
+    Attributes:
+        attainment: share that meet their SLOs in any draw, at least.
+        num_requests: in all draws together.
+        mean: share of these that met their SLOs.
+        long_run: share that do in the long run, at least: two standard errors below the mean.
+    """
+
+    attainment: float
+    num_requests: int
+    mean: float
+    long_run: float
+
+    @classmethod
+    def of(cls, draws: Sequence[RequestCounts]) -> Self:
+        """What draws show of a class together."""
+        total = RequestCounts.sum(draws)
+        deviation = _deviation(draws)
+        standard_error = deviation / math.sqrt(len(draws))
+        return cls(
+            attainment=_kept_share(draws),
+            num_requests=int(total.requests),
+            mean=total.attainment,
+            long_run=max(0.0, total.attainment - _STANDARD_ERRORS * standard_error),
+        )
+
+    def judged_share(self, target: float) -> float:
+        """The share that is held against a target: in the long run, if enough requests came."""
+        may_be_late = (1 - target) * self.num_requests
+        return self.long_run if may_be_late >= _ENOUGH_LATE else self.mean
+
+
+@dataclass(frozen=True)
 class PlanReplay:
     """A plan's groups of instances, replayed one by one.
 
     Attributes:
         groups: of each pool, in the plan's order; instances that decode what others ran the
             prompts of follow these.
-        attainment_by_class: share of the requests of each class that meet their SLOs, at least.
-        mean_by_class: share of them that did in all draws together. Of a class that seldom comes
-            little can be promised, though all its requests were in time.
+        classes: each class that comes, in the profile's order.
+        is_whole: whether these are all draws; few say little of the long run.
     """
 
     groups: Sequence[Sequence[GroupReplay]]
-    attainment_by_class: Mapping[str, float]
-    mean_by_class: Mapping[str, float]
+    classes: Mapping[str, ClassReplay]
+    is_whole: bool = True
+
+    def missing_classes(self, target: float) -> list[str]:
+        """The classes that meet their SLOs too seldom: in the long run or, by few draws, so far."""
+        missing = []
+        for name, replayed in self.classes.items():
+            share = replayed.judged_share(target) if self.is_whole else replayed.mean
+            if share < target:
+                missing.append(name)
+        return missing
+
+    def meets(self, target: float) -> bool:
+        """Whether each group and each class meets its SLOs for such a share of requests."""
+        return self.attainment >= target and not self.missing_classes(target)
 
     @property
     def attainment(self) -> float:
         """The lowest share that a group keeps, or that a class had on average."""
         groups = [group.attainment for of_pool in self.groups for group in of_pool]
-        return min([*groups, *self.mean_by_class.values()])
+        return min([*groups, *(replayed.mean for replayed in self.classes.values())])
 
 
 class PlanDraws:
@@ -96,7 +156,7 @@ class PlanDraws:
         What few draws refuse, more draws would, too.
         """
         replay = self.replay(_FEW_DRAWS)
-        return replay if replay.attainment < share else self.replay(NUM_DRAWS)
+        return self.replay(NUM_DRAWS) if replay.meets(share) else replay
 
     def replay(self, num_draws: int) -> PlanReplay:
         """What so many draws show together."""
@@ -113,15 +173,13 @@ class PlanDraws:
                     none = RequestCounts.sum([])
                     of_class = [replay.counts.get(name, none) for replay in replays]
                     counts_by_class.setdefault(name, []).append(of_class)
-        attainment_by_class: dict[str, float] = {}
-        mean_by_class: dict[str, float] = {}
+        classes: dict[str, ClassReplay] = {}
         for name in self._classes:
             if name in counts_by_class:
                 groups_by_draw = zip(*counts_by_class[name], strict=True)
                 draws = [RequestCounts.sum(of_draw) for of_draw in groups_by_draw]
-                attainment_by_class[name] = _kept_share(draws)
-                mean_by_class[name] = RequestCounts.sum(draws).attainment
-        return PlanReplay(groups, attainment_by_class, mean_by_class)
+                classes[name] = ClassReplay.of(draws)
+        return PlanReplay(groups, classes, is_whole=num_draws >= NUM_DRAWS)
 
 
 class _GroupDraws:
@@ -145,12 +203,15 @@ class _GroupDraws:
         """The replays of the first draws; where nothing comes, they are all alike."""
         if not self.load.requests_s:
             return [SteadyReplay.idle(self._profile, self.load)] * num_draws
-        for draw in range(len(self._replays), num_draws):
-            replay = replay_steadily(
-                self._profile, self.load, duration_s=self._duration_s, seed=_FIRST_SEED + draw
-            )
-            self._replays.append(replay)
+        missing_draws = range(len(self._replays), num_draws)
+        with ThreadPoolExecutor(cpu_count()) as pool:  # the replays themselves run side by side
+            self._replays += pool.map(self._replay, missing_draws)
         return self._replays[:num_draws]
+
+    def _replay(self, draw: int) -> SteadyReplay:
+        return replay_steadily(
+            self._profile, self.load, duration_s=self._duration_s, seed=_FIRST_SEED + draw
+        )
 
 
 def replay_plan(profile: ServingProfile, pools: Iterable[Sequence[SteadyLoad]]) -> PlanReplay:
@@ -185,19 +246,31 @@ def _decode_summary(replays: Sequence[SteadyReplay]) -> GroupReplay:
 
 
 def _kept_share(draws: Sequence[RequestCounts]) -> float:
-    """The share of requests that other draws as long attain, too: almost always, at least.
-
-    The deviation of the draws is at least that of requests that miss their SLOs a few together, of
-    which at least one a draw is expected.
-    """
-    counted = [draw for draw in draws if draw.requests]
-    if not counted:
+    """The share of requests that other draws as long attain, too: almost always, at least."""
+    shares = _shares(draws)
+    if not len(shares):
         return 1.0
-    shares = np.array([draw.attainment for draw in counted])
-    num_requests = float(np.mean([draw.requests for draw in counted]))
     mean = float(shares.mean())
-    missed = max(1 - mean, 1 / num_requests)
-    least_deviation = math.sqrt(_LATE_TOGETHER * missed * (1 - missed) / num_requests)
-    deviation = max(float(shares.std()), least_deviation)
-    below_mean = max(_DEVIATIONS * deviation, _TIMES_WORST_DRAW * (mean - float(shares.min())))
+    worst_draw = float(shares.min())
+    below_mean = max(_DEVIATIONS * _deviation(draws), _TIMES_WORST_DRAW * (mean - worst_draw))
     return max(0.0, mean - below_mean)
+
+
+def _deviation(draws: Sequence[RequestCounts]) -> float:
+    """Standard deviation of the share of requests that draws attain; 0 where none came.
+
+    It is at least that of requests that miss their SLOs a few together, of which at least one a
+    draw is expected.
+    """
+    shares = _shares(draws)
+    if not len(shares):
+        return 0.0
+    num_requests = float(np.mean([draw.requests for draw in draws if draw.requests]))
+    missed = max(1 - float(shares.mean()), 1 / num_requests)
+    least_deviation = math.sqrt(_LATE_TOGETHER * missed * (1 - missed) / num_requests)
+    return max(float(shares.std()), least_deviation)
+
+
+def _shares(draws: Sequence[RequestCounts]) -> FloatArray:
+    """The share of requests that each draw attains in which some came."""
+    return np.array([draw.attainment for draw in draws if draw.requests])

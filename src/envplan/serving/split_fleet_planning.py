@@ -272,12 +272,12 @@ class _PairSearch:
 
     def _may_hold(self, fleet: SplitFleet) -> bool:
         """Whether enough requests meet their SLOs in a draw: if not, more draws refuse, too."""
-        return self._one_draw(fleet).attainment >= self.target
+        return self._one_draw(fleet).meets(self.target)
 
     def _held(self, fleet: SplitFleet) -> HeldFleet | None:
         """The fleet with its replay; None where too few requests meet their SLOs in it."""
         replay = self._draws(fleet).replay_unless_below(self.target)
-        if replay.attainment < self.target:
+        if not replay.meets(self.target):
             return None
         return HeldFleet(fleet, self.mix.requests_s, replay, _power_w(fleet, replay))
 
@@ -298,7 +298,7 @@ class _PairSearch:
     def _score(self, fleet: SplitFleet) -> tuple[float, float]:
         """What a fleet keeps in a draw, and what its worst class meets on average."""
         replay = self._one_draw(fleet)
-        return replay.attainment, min(replay.mean_by_class.values())
+        return replay.attainment, min(replayed.mean for replayed in replay.classes.values())
 
     def _one_draw(self, fleet: SplitFleet) -> PlanReplay:
         return self._draws(fleet).replay(1)

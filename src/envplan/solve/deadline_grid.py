@@ -35,9 +35,11 @@ _SAMPLE_MICROBATCHES: Final = 8
 #: Where plans can end at no more times than this, all of them are on the grid.
 _FEW_TIMES: Final = 1000
 
-#: The search grid: full searches are made for so many deadlines up to T_star, and for so many from
-#: there to T_max; after each of them lie others, for which a shorter search starts from that one.
+#: The search grid: full searches are made for so many deadlines up to T_star, fewer where searches
+#: take long, and for so many from there to T_max; after each of them lie others, for which a
+#: shorter search starts from that one.
 _FULL_SEARCHES: Final = 48
+_FULL_SEARCHES_IF_SLOW: Final = 24
 _FULL_SEARCHES_BEYOND: Final = 16
 _DEADLINES_PER_FULL_SEARCH: Final = 4
 _BEND: Final = 1.5  # deadlines lie closer where the frontier is steep, near T_min
@@ -189,13 +191,18 @@ def _power_of_two_up_to(number: int) -> int:
 class SearchGrid:
     """Deadlines for the local search, closer where the frontier is steep.
 
+    Args:
+        frontier: whose deadlines.
+        is_slow: whether searches take long, so that half as many deadlines are to do up to T_star.
+
     Attributes:
         deadlines_ns: strictly ascending from T_min to T_max, T_star among them.
     """
 
-    def __init__(self, frontier: Relaxation) -> None:
+    def __init__(self, frontier: Relaxation, *, is_slow: bool = False) -> None:
         t_min_ns, t_star_ns = frontier.min_time_ns, frontier.min_energy_time_ns
-        num_fast = _FULL_SEARCHES * _DEADLINES_PER_FULL_SEARCH
+        full_searches = _FULL_SEARCHES_IF_SLOW if is_slow else _FULL_SEARCHES
+        num_fast = full_searches * _DEADLINES_PER_FULL_SEARCH
         num_slow = _FULL_SEARCHES_BEYOND * _DEADLINES_PER_FULL_SEARCH
         deadlines_ns: set[int] = set()  # of a short span, several are the same
         for k in range(num_fast):

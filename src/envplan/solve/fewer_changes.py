@@ -29,6 +29,10 @@ _TEMPERATURES: Final = (1.0, 0.5, 0.5)
 _LONG_TEMPERATURE: Final = 2.0
 _LONG_MOVES_SHARE: Final = 3.0
 _LONG_SEED: Final = len(_TEMPERATURES)
+#: Some from the best of these, which keep to the allowance and find what lies close by. They are
+#: of use where most changes are gone: at most one in so many operations is left.
+_OPERATIONS_PER_CHANGE: Final = 8
+_STRICT_TEMPERATURES: Final = (0.25, 0.25, 0.25, 0.25)
 _MOVES_PER_OPERATION: Final = 200
 _MAX_MOVES: Final = 150_000  # of an annealing
 _MAX_WORK: Final = 10**8  # moves x operations: a move may replay them all
@@ -103,17 +107,22 @@ def with_fewest_changes(
         spared_10fj: the allowance less what the rows use.
         allowance_10fj: energy that the result may use.
         moves: of an annealing.
-        is_thorough: goes on after an annealing that brought nothing, and tries a longer one, too.
+        is_thorough: goes on after an annealing that brought nothing, tries a longer one, too, and
+            may end with some that keep to the allowance.
     """
     judge = make_search(0, allowance_10fj)
     changes = judge.score(rows).changes
 
-    def improved(start: Rows, temperature: float, seed: int, share: float = 1.0) -> Rows:
+    def improved(
+        start: Rows, temperature: float, seed: int, share: float = 1.0, is_strict: bool = False
+    ) -> Rows:
         changes = judge.score(start).changes
         if changes == 0:
             return start
         search = make_search(_FIRST_PRICE * max(0, spared_10fj) // changes, allowance_10fj)
-        return search.improve(start, int(moves * share), temperature, seed)
+        return search.improve(
+            start, int(moves * share), temperature, seed, strict_allowance=is_strict
+        )
 
     if changes == 0:
         return rows
@@ -127,7 +136,12 @@ def with_fewest_changes(
     if not is_thorough:
         return stepwise
     at_once = improved(rows, _LONG_TEMPERATURE, _LONG_SEED, _LONG_MOVES_SHARE)
-    return min(stepwise, at_once, key=judge.score)
+    best = min(stepwise, at_once, key=judge.score)
+    if judge.score(best).changes > len(rows) // _OPERATIONS_PER_CHANGE:
+        return best
+    for seed, temperature in enumerate(_STRICT_TEMPERATURES):
+        best = improved(best, temperature, seed, is_strict=True)
+    return best
 
 
 def with_priced_changes(search: Search, starts: Sequence[Rows], moves: int) -> Rows:

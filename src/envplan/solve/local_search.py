@@ -79,7 +79,7 @@ _MAX_WORK: Final = 3.0 * 10**8
 _MOVES_PER_OPERATION_UNDER_PEAK: Final = 350
 _MAX_WORK_UNDER_PEAK: Final = 2.5 * 10**6
 _SHORT_SEARCH_MOVES_SHARE: Final = 0.5  # for each start
-#: In large pipelines: for each start at first, and then for each of the best starts.
+#: In large pipelines: for each start at first, then for each of the best starts, and for the best.
 _FIRST_ROUND_MOVES_SHARE: Final = 0.3
 _BEST_STARTS_MOVES_SHARE: Final = 0.5
 #: So many of the starts are the best, and go on at this part of their first temperature.
@@ -142,8 +142,8 @@ class SearchedCandidates(GridCandidates):
         super().__init__(frontier, conditions)
         self._rounded = rounded
         self._later = later
-        self._grid = SearchGrid(frontier)
         self._late_bounds = late_bounds
+        self._grid = SearchGrid(frontier, is_slow=self._has_good_starts)
         self._peak_power: PeakPowerHeuristic | None = None
         peak_10uw = self._penalties.peak_10uw
         if peak_10uw is not None:
@@ -330,7 +330,8 @@ class SearchedCandidates(GridCandidates):
             moves = self._num_moves(_LONG_MOVES_SHARE)
             sooner = urgent.improve(best, moves, _URGENT_TEMPERATURE, _URGENT_SEED)
             best = min([sooner, self.fastest.rows], key=annealer.score)
-        final = annealer.improve(best, self._num_moves(), _FINAL_TEMPERATURE, _FINAL_SEED)
+        moves = self._num_moves(_BEST_STARTS_MOVES_SHARE if self._has_good_starts else 1.0)
+        final = annealer.improve(best, moves, _FINAL_TEMPERATURE, _FINAL_SEED)
         return _SearchResult(annealer, final)
 
     def _short_search(self, deadline_ns: int, start_deadline_ns: int) -> _SearchResult:

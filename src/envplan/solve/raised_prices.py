@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from ortools.linear_solver.pywraplp import Solver, Variable
 
 #: Trial prices at most, for so many classes of prices; fewer where there are more classes.
-_MAX_ROUNDS: Final = 45
+_MAX_ROUNDS: Final = 32
 _CLASSES_FOR_MAX_ROUNDS: Final = 470
 _MIN_ROUNDS: Final = 8
 #: Where there are more classes, the linear programs take too long.
 _MAX_CLASSES: Final = 5000
 #: Prices of pipelines with more microbatches are those of one with so many.
-_MAX_MICROBATCHES: Final = 48
+_MAX_MICROBATCHES: Final = 24
 #: Microbatches at each end with prices of their own: at least so many, and one for each stage.
 _LEAST_ENDS: Final = 8
 #: The box around the best prices, as parts of the whole flow: at first, at least, and at most.

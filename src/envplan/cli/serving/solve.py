@@ -266,13 +266,16 @@ def _of_given(gpus: int, plan: ServingPlan) -> str:
 
 def _print_attainment(plan: ServingPlan) -> None:
     """How many requests of each class met their SLOs when the plan was replayed."""
-    by_class = plan.predicted.attainment_by_class
+    by_class = plan.predicted.long_run_by_class
     if by_class is None:
         return
-    shares = ", ".join(f"{name} {_percent_down(share)}%" for name, share in by_class.items())
+    words = []
+    for name, long_run in by_class.items():
+        at_least = _percent_down(long_run.at_least)
+        words.append(f"{name} {at_least}% ({long_run.requests:,} requests)")
     ui.say(
-        f"within their SLOs in {NUM_DRAWS} replays, at least: {shares} (Poisson arrivals, requests "
-        "of mean lengths)"
+        f"within their SLOs in the long run, at least, by {NUM_DRAWS} replays: {', '.join(words)}; "
+        "Poisson arrivals, requests of mean lengths"
     )
 
 
