@@ -1,9 +1,10 @@
 """Plans for clocks that come late or must be held: `python -m benchmarks.switching`.
 
 The first table says how far such plans are above the bound, what they save, how often they change
-clocks and what finding them takes. The second one compares plans with a switch latency to two
-simpler ways: the usual plan, made for an earlier deadline found by bisection so that its replay
-is in time, and one clock for each stage. Figures are modelled, like the built-in profiles.
+clocks and what finding them takes; the second, how much higher that bound is than one that does not
+know late and held clocks. The third one compares plans with a switch latency to two simpler ways:
+the usual plan, made for an earlier deadline found by bisection so that its replay is in time, and
+one clock for each stage. Figures are modelled, like the built-in profiles.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from benchmarks.running import note
 from envplan import Pipeline, Profile
 from envplan.frontier.cache import TraceCache
 from envplan.planners import ZeusPerStage
+from envplan.request import Request
 from envplan.simulation.iteration import Timeline, simulate
 from envplan.solve import Frontier, trace_frontier
+from envplan.solve.conditions import SearchConditions
+from envplan.solve.late_bound import late_clock_bound_10fj
+from envplan.solve.late_clock_bounds import LateClockBounds
 from envplan.units import j_from_10fj, s_from_ns
 
 LARGE_JOBS = (
@@ -38,6 +43,14 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "20 ms, held 300 ms": {"switch_latency": 0.02, "min_dwell": 0.3},
     "20 ms, asked at the start": {"switch_latency": 0.02, "ask": "start"},
 }
+
+#: Microbatches and conditions whose bounds are compared with the relaxed one.
+BOUNDS = (
+    (24, "20 ms, asked at the start"),
+    (96, "20 ms, asked at the start"),
+    (96, "20 ms, held 100 ms"),
+    (96, "20 ms, held 300 ms"),
+)
 
 JOBS = (
     ("a40-gpt3-1.3b-4stage", 32),
@@ -138,10 +151,36 @@ def large_jobs() -> list[list[str]]:
     return rows
 
 
+def bounds() -> list[list[str]]:
+    """How far bounds that know late and held clocks are above the relaxed one, by job.
+
+    First that of the relaxed optimum's prices, then that of the prices looked for.
+    """
+    rows = []
+    for microbatches, condition in BOUNDS:
+        row = [f"{microbatches}", condition]
+        for name in LARGE_JOBS:
+            note(f"bounds of {name}, {microbatches} microbatches, {condition}")
+            profile = Profile.builtin(name)
+            pipeline = Pipeline("1f1b", profile.num_stages, microbatches)
+            frontier = trace_frontier(pipeline, profile, whole=False)
+            deadline_ns = int(frontier.min_time_ns * (1 + LARGE_SLOWDOWN))
+            request = Request.from_options(slowdown=LARGE_SLOWDOWN, **CONDITIONS[condition])
+            clocks = SearchConditions.of(request).clock_limits
+            relaxed = frontier.lower_bound_10fj(deadline_ns)
+            known = late_clock_bound_10fj(frontier, deadline_ns, clocks)
+            raised = max(known, LateClockBounds(frontier, clocks).lower_bound_10fj(deadline_ns))
+            over = [percent(max(0.0, bound / relaxed - 1), 2) for bound in (known, raised)]
+            row.append(", ".join(over))
+        rows.append(row)
+    return rows
+
+
 def main() -> None:
     """Print what late and held clocks cost."""
     header = ("job", "clocks come", "gap", "saved", "changes", "CPU")
     print(table(header, large_jobs()))
+    print(table(("microbatches", "clocks come", *LARGE_JOBS), bounds()))
     rows = []
     for name, microbatches in JOBS:
         profile = Profile.builtin(name)
