@@ -12,7 +12,6 @@ import envplan
 from envplan.check.files import Checked
 from envplan.cli import output as ui
 from envplan.cli.progress import progress
-from envplan.cli.serving.service import example_loads
 from envplan.cli.shared import Force, MovedProfile
 from envplan.cli.types import InputFile
 
@@ -93,6 +92,7 @@ def _compare_words(trace: Path) -> list[str]:
 
 def _serving_solve_words(profile: Path) -> list[str]:
     """The plan for loads of a serving profile's own classes."""
+    from envplan.cli.serving.service import example_loads
     from envplan.serving.profile import ServingProfile
 
     names = ServingProfile.read_csv(profile).classes.names
