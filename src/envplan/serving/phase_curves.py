@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from os import cpu_count
 from typing import Final
 
 import numpy as np
 
+from envplan.replay.cores import parallel_map
 from envplan.serving.classes import FloatArray
 from envplan.serving.instances import Instances
 from envplan.serving.performance import Configuration
@@ -178,8 +177,7 @@ def _curves(
     def curve_of(configuration: Configuration) -> PhaseCurve | None:
         return _curve(profile, configuration, load_on, late_share)
 
-    with ThreadPoolExecutor(cpu_count()) as pool:  # the replays themselves run side by side
-        curves = list(pool.map(curve_of, profile.performance))
+    curves = parallel_map(curve_of, profile.performance)
     return [curve for curve in curves if curve is not None]
 
 

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from os import cpu_count
 from typing import Final, Self
 
 import numpy as np
 
+from envplan.replay.cores import parallel_map
 from envplan.serving.classes import FloatArray
 from envplan.serving.fleet_controller import RequestCounts
 from envplan.serving.profile import ServingProfile
@@ -204,8 +203,7 @@ class _GroupDraws:
         if not self.load.requests_s:
             return [SteadyReplay.idle(self._profile, self.load)] * num_draws
         missing_draws = range(len(self._replays), num_draws)
-        with ThreadPoolExecutor(cpu_count()) as pool:  # the replays themselves run side by side
-            self._replays += pool.map(self._replay, missing_draws)
+        self._replays += parallel_map(self._replay, missing_draws)
         return self._replays[:num_draws]
 
     def _replay(self, draw: int) -> SteadyReplay:
