@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import pickle
 import time
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from benchmarks.report import table
 from benchmarks.running import note
@@ -29,6 +30,7 @@ from envplan.serving.metrics import kwh
 from envplan.serving.observed_trace import observe_trace
 from envplan.serving.policies import POLICIES
 from envplan.serving.replay import replay_policy
+from envplan.serving.simulation import TimeQuantiles, TimeSeries
 
 ROOT: Final = Path(__file__).parent.parent
 STORE: Final = ROOT / "benchmarks" / "data" / "serving_baselines.json"
@@ -74,12 +76,11 @@ class KeptReplays(MutableMapping[str, Simulation]):
         path = self._path(name)
         if not path.exists():
             raise KeyError(name)
-        simulation: Simulation = pickle.loads(path.read_bytes())
-        return simulation
+        return _read_simulation(path.read_text())
 
     def __setitem__(self, name: str, simulation: Simulation) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(self._path(name), pickle.dumps(simulation))
+        atomic_write(self._path(name), _simulation_text(simulation))
         now_s = time.process_time()
         note(
             f"{self._trace}, {name}: {kwh(simulation.energy_j)} kWh, "
@@ -91,13 +92,29 @@ class KeptReplays(MutableMapping[str, Simulation]):
         self._path(name).unlink()
 
     def __iter__(self) -> Iterator[str]:
-        return (path.stem for path in sorted(self._folder.glob("*.pickle")))
+        return (path.stem for path in sorted(self._folder.glob("*.json")))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.pickle"
+        return self._folder / f"{name}.json"
+
+
+def _simulation_text(simulation: Simulation) -> str:
+    """A simulation as JSON, all of it."""
+    series = {name: values.tolist() for name, values in vars(simulation.series).items()}
+    return json.dumps({**vars(simulation), "series": series}, default=lambda number: number.item())
+
+
+def _read_simulation(text: str) -> Simulation:
+    """The simulation of such a JSON text."""
+    fields = json.loads(text)
+    series = {name: np.array(values) for name, values in fields["series"].items()}
+    fields["series"] = TimeSeries(**series)
+    for name in ("ttft_s", "tbt_s"):
+        fields[name] = TimeQuantiles(*fields[name])
+    return Simulation(**fields)
 
 
 def run_trace(name: str) -> Iterator[dict[str, Any]]:
