@@ -4,7 +4,8 @@ Many plans cost nearly the same, and most of them change clocks at every operati
 less is a clock that cannot be late and a call that cannot disturb anything else. So, among plans
 that stay within an allowance of energy, the one with the fewest changes is looked for: annealing
 (csrc/annealing.hpp) in which a change has a price. The price rises while the energy stays within
-its allowance, and falls while it does not, so that what comes out uses about all of it.
+its allowance, and falls while it does not, so that what comes out uses about all of it. Where few
+changes are left, annealings that keep to the allowance follow.
 """
 
 from __future__ import annotations
