@@ -193,7 +193,10 @@ class FixedFleets:
         def are_likely_to_pass(count: int) -> bool:
             return self._trials.is_likely_to_pass(Instances(configuration, count), attainment)
 
-        fewest = fewest_near(may_pass, min(guess, most), most)
+        guess = min(guess, most)
+        if not may_pass(guess) and not may_pass(most):
+            return None  # no number of them does: one replay shows it
+        fewest = fewest_near(may_pass, guess, most)
         if fewest is None:
             return None
         likely = fewest_near(are_likely_to_pass, fewest, most)
