@@ -180,9 +180,9 @@ def test_a_fleet_with_roles_is_planned_applied_proved_and_replayed(tmp_path: Pat
         *("--gpus", 30),
     )
     assert replayed["slo_attainment"] > 0.99
-    graph = answered("apply", "--format", "dynamo", "--clocks", "1000,2000")["document"]
-    types = [component["type"] for component in graph["spec"]["components"]]
-    assert types == ["prefill", "decode"]
+    answer = answered("apply", "--format", "dynamo", "--model", "m", "--clocks", "1000,2000")
+    types = [component["type"] for component in answer["document"]["spec"]["components"]]
+    assert types == ["frontend", "prefill", "decode"]
     refused = inside("apply", "--format", "keda", "--clocks", "1000,2000")
     assert_refused(refused, 2, "--format dynamo writes such plans")
 

@@ -165,6 +165,22 @@ def test_no_shared_fleet_meets_less_than_it_states_in_ten_other_draws(
     assert_ten_other_draws_meet(profile, load, stated.attainment)
 
 
+def test_a_pair_that_curves_of_its_phases_do_not_promise_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = ServingProfile.builtin()
+    loads = {"SS": 20_000.0, "MM": 8_000.0, "LL": 3_000.0}
+    requests_s = {name: load / profile.classes[name].tokens for name, load in loads.items()}
+
+    def least_w() -> float:
+        (held,) = fleets_apart(profile, requests_s, 64, slo_quantile=99.0, link_bytes_s=5e10)
+        return held.power_w
+
+    found_w = least_w()
+    monkeypatch.setattr(split_fleet_planning, "_TRIED_IN_VAIN", 0)
+    assert found_w < 0.98 * least_w()
+
+
 @pytest.mark.parametrize("loads", [{"SS": 3000.0}, {"SS": 900.0, "MM": 2500.0, "LL": 1200.0}])
 def test_no_number_of_instances_that_holds_draws_less_than_the_shared_fleet(
     loads: dict[str, float],

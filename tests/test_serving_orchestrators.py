@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from envplan.serving.apply import apply_serving_plan
 from envplan.serving.hierarchical_planner import hierarchical_plan
 from envplan.serving.orchestrators import (
     ORCHESTRATORS,
+    Deployment,
     FleetOrder,
     _unused_name,
     deployments_of,
@@ -54,15 +56,17 @@ DYNAMO = {
         "spec": {
             "additionalProperties": False,
             "properties": {
+                "backendFramework": {"enum": ["sglang", "vllm", "trtllm"]},
                 "components": {
                     "type": "array",
+                    "maxItems": 25,
                     "items": {
                         "type": "object",
                         "required": ["name"],
                         "additionalProperties": False,
                         "properties": {
                             "name": NAME,
-                            "type": {"enum": ["worker", "prefill", "decode"]},
+                            "type": {"enum": ["frontend", "worker", "prefill", "decode"]},
                             "replicas": {"type": "integer", "minimum": 0},
                             "podTemplate": {
                                 "properties": {
@@ -71,7 +75,7 @@ DYNAMO = {
                             },
                         },
                     },
-                }
+                },
             },
         },
     },
@@ -130,11 +134,12 @@ def groups_of(plan: ServingPlan) -> list[tuple[int, int, int]]:
 
 
 def test_dynamo_gets_a_component_with_a_power_limit_for_each_group(plan: ServingPlan) -> None:
-    document = applied("dynamo", "--name", "my-graph")
+    document = applied("dynamo", "--name", "my-graph", *MODEL)
     jsonschema.validate(document, DYNAMO)
     assert document["metadata"]["name"] == "my-graph"
     profile = ServingProfile.builtin()
-    components = document["spec"]["components"]
+    frontend, *components = document["spec"]["components"]
+    assert frontend["type"] == "frontend"
     for component, (instances, tp, mhz) in zip(components, groups_of(plan), strict=True):
         pods = component["podTemplate"]
         annotations = pods["metadata"]["annotations"]
@@ -145,7 +150,8 @@ def test_dynamo_gets_a_component_with_a_power_limit_for_each_group(plan: Serving
         drawn_w = max([*performance.prompt_w, *performance.step_w]) / tp
         assert drawn_w <= limit_w < drawn_w + 1
         (container,) = pods["spec"]["containers"]
-        assert container == {"name": "main", "resources": {"limits": {"nvidia.com/gpu": str(tp)}}}
+        assert container["resources"] == {"limits": {"nvidia.com/gpu": str(tp)}}
+        assert container["args"] == ["--model", "org/name", "--tensor-parallel-size", str(tp)]
 
 
 def test_the_production_stack_gets_a_model_spec_for_each_group(plan: ServingPlan) -> None:
@@ -258,20 +264,15 @@ def test_instances_with_roles_are_dynamos_prefill_and_decode(plan: ServingPlan) 
     apart = plan.model_copy(update={"pools": [pool.model_copy(update={"groups": both})]})
     instances = apply_serving_plan(plan, ServingProfile.builtin())
     deployments = deployments_of(apart, ServingProfile.builtin(), instances)
-    order = FleetOrder(
-        name="g",
-        model="org/name",
-        image="vllm:1",
-        prometheus="",
-        plan_sha256="",
-        deployments=deployments,
-    )
+    order = order_of(deployments, "g")
     document = ORCHESTRATORS["dynamo"].document(order)
     jsonschema.validate(document, DYNAMO)
-    assert [component["type"] for component in document["spec"]["components"]] == [
-        "prefill",
-        "decode",
-    ]
+    _, *components = document["spec"]["components"]
+    assert [component["type"] for component in components] == ["prefill", "decode"]
+    for component in components:
+        (container,) = component["podTemplate"]["spec"]["containers"]
+        mode = container["args"].index("--disaggregation-mode")
+        assert container["args"][mode + 1] == component["type"]
     (whole,) = (
         deployment.requests_inside
         for deployment in deployments_of(plan, ServingProfile.builtin(), instances)
@@ -304,13 +305,40 @@ def test_values_fit_the_schema_of_the_production_stack(plan: ServingPlan) -> Non
 
 def test_a_graph_fits_dynamos_definition(plan: ServingPlan) -> None:
     schemas = dict(versions(published("nvidia.com_dynamographdeployments.yaml")))
-    jsonschema.validate(applied("dynamo"), schemas["v1beta1"])
+    document = applied("dynamo", *MODEL)
+    jsonschema.validate(document, schemas["v1beta1"])
+    unknown = json.loads(json.dumps(document).replace("replicas", "replicaCount"))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(unknown, schemas["v1beta1"])
+
+
+def order_of(deployments: list[Deployment], name: str) -> FleetOrder:
+    return FleetOrder(
+        name=name,
+        model="org/name",
+        image="vllm:1",
+        prometheus="",
+        plan_sha256="",
+        deployments=deployments,
+    )
+
+
+def test_what_dynamo_does_not_take_is_refused(plan: ServingPlan) -> None:
+    instances = apply_serving_plan(plan, ServingProfile.builtin())
+    deployments = deployments_of(plan, ServingProfile.builtin(), instances)
+    with pytest.raises(InputError, match="25 groups of instances"):
+        ORCHESTRATORS["dynamo"].document(order_of((deployments * 25)[:25], "g"))
+    long = replace(deployments[0], name="x" * 30)
+    with pytest.raises(InputError, match="at most 15 letters"):
+        ORCHESTRATORS["dynamo"].document(order_of([long], "g" * 16))
+    ORCHESTRATORS["dynamo"].document(order_of([long], "g" * 15))
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--format", "production-stack"], "which model shall vLLM load? Say --model"),
+        (["--format", "dynamo"], "which model shall vLLM load? Say --model"),
         (["--format", "dynamo", "--name", "My_Graph"], "small letters, digits and dashes"),
         (["--format", "production-stack", "--image", "vllm", *MODEL], "vllm/vllm-openai:latest"),
         (["--format", "slurm"], "clocks, dynamo, production-stack, keda or hpa"),
@@ -325,7 +353,7 @@ def test_what_cannot_be_written_is_one_line(
 
 def test_the_command_that_comes_next_is_named(plan: ServingPlan) -> None:
     assert "next: kubectl apply --server-side -f g.json" in done(
-        "serving apply --format dynamo -o g.json"
+        "serving apply --format dynamo --model org/name -o g.json"
     )
     out = done("serving apply --format production-stack --name prod --model org/name")
     assert "next: helm upgrade --install prod vllm/vllm-stack -f serving.values.json" in out
@@ -339,4 +367,4 @@ def test_deployments_have_different_names_that_kubernetes_takes(names: list[str]
     assert len(used) == len(names)
     for name in used:
         assert DNS_LABEL.fullmatch(name)
-        assert len(name) <= 48
+        assert len(name) <= 36

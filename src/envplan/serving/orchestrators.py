@@ -3,8 +3,8 @@
 Each group of alike instances of a plan is a deployment with so many replicas. Pods carry their
 clock and power limit as annotations. Files are JSON, which kubectl and Helm take as they take YAML.
 
-Dynamo: a DynamoGraphDeployment (nvidia.com/v1beta1) with a component for each group. Its power
-agent sets the limit that the annotation says, which Dynamo's planner writes, too. vLLM's production
+Dynamo: a DynamoGraphDeployment (nvidia.com/v1beta1) with a frontend and a component for each group.
+Its power agent sets the limit that the annotation says; its planner reads it. vLLM's production
 stack: values of its Helm chart, and for each of its deployments a ScaledObject of KEDA
 (keda.sh/v1alpha1) or a HorizontalPodAutoscaler of Kubernetes itself (autoscaling/v2).
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from envplan.serving.apply import ServingApplied
 
-#: Watts of each GPU of a pod: what Dynamo's planner writes and its power agent sets.
+#: Watts of each GPU of a pod: what Dynamo's power agent sets and its planner reads.
 DYNAMO_POWER_LIMIT: Final = "dynamo.nvidia.com/gpu-power-limit"
 #: Our own annotations of pods: MHz, W of each GPU, and names of classes.
 CLOCK: Final = "envplan/gpu-clock-mhz"
@@ -44,7 +44,11 @@ PLAN: Final = "envplan/plan-sha256"
 #: docs/serving.md has the rule for Prometheus' adapter.
 REQUESTS_METRIC: Final = "vllm_requests_inside"
 
-_MAX_NAME: Final = 40  # of a deployment; 63 with what orchestrators put before and behind it
+#: Letters of a deployment's name, before a number that tells it from others.
+_MAX_NAME: Final = 28
+#: What Dynamo takes at most: components of a graph, and letters of its name and theirs together.
+_MAX_COMPONENTS: Final = 25
+_MAX_BOTH_NAMES: Final = 45
 _GPU: Final = "nvidia.com/gpu"
 #: What pods of vLLM request beside GPUs: the Helm chart wants it said.
 _CPUS_PER_GPU: Final = 4
@@ -98,7 +102,7 @@ class FleetOrder:
     Attributes:
         name: of the graph, or of the Helm release.
         model: that is served, as the engine is to load it.
-        image: of vLLM.
+        image: that pods run.
         prometheus: URL of the server that has vLLM's metrics.
         plan_sha256: of the plan's file.
         deployments: all instances of the plan.
@@ -120,11 +124,13 @@ class Orchestrator:
         default_output: the file that is written where users name none.
         document: makes its content.
         command: what is to be done with the file, which comes last.
+        default_image: that pods run where users name none; empty where the document starts none.
     """
 
     default_output: Path
     document: Callable[[FleetOrder], Document]
     command: Callable[[FleetOrder], list[str]]
+    default_image: str = ""
 
     def text(self, order: FleetOrder) -> str:
         """The content of the file."""
@@ -205,45 +211,72 @@ def _requests_inside(profile: ServingProfile, pool: Pool, group: Group) -> float
 
 
 def _dynamo_graph(order: FleetOrder) -> Document:
-    """A DynamoGraphDeployment with a component for each deployment.
+    """A DynamoGraphDeployment: a frontend, and a component of vLLM for each deployment.
 
-    Applied on the server's side it sets replicas, GPUs and annotations of the components of these
-    names, and leaves alone what it does not name.
+    Once a graph is there, Dynamo takes other numbers of replicas, but no other components, power
+    limits or GPUs of a component. Names tell components of other clocks and GPUs apart.
     """
-    components: list[JsonValue] = []
-    for deployment in order.deployments:
-        annotations: Document = {
-            DYNAMO_POWER_LIMIT: str(deployment.power_limit_w),
-            **deployment.annotations,
-        }
-        container: Document = {
-            "name": "main",
-            "resources": {"limits": {_GPU: str(deployment.tp)}},
-        }
-        components.append(
-            {
-                "name": deployment.name,
-                "type": deployment.role or "worker",
-                "replicas": deployment.replicas,
-                "podTemplate": {
-                    "metadata": {"annotations": annotations},
-                    "spec": {"containers": [container]},
-                },
-            }
+    model = _required_model(order)
+    if len(order.deployments) >= _MAX_COMPONENTS:
+        raise InputError(
+            f"the plan has {len(order.deployments)} groups of instances; a graph of Dynamo has "
+            f"{_MAX_COMPONENTS} components at most, one of them the frontend"
         )
+    longest = max((deployment.name for deployment in order.deployments), key=len)
+    if len(order.name) + len(longest) > _MAX_BOTH_NAMES:
+        raise InputError(
+            f"--name {order.name} is too long for Dynamo, which puts names of components behind "
+            f"it, as {longest}: at most {_MAX_BOTH_NAMES - len(longest)} letters"
+        )
+    frontend: Document = {
+        "name": "frontend",
+        "type": "frontend",
+        "replicas": 1,
+        "podTemplate": {"spec": {"containers": [{"name": "main", "image": order.image}]}},
+    }
+    components: list[JsonValue] = [frontend]
+    components += [_dynamo_worker(order, model, deployment) for deployment in order.deployments]
     return {
         "apiVersion": "nvidia.com/v1beta1",
         "kind": "DynamoGraphDeployment",
         "metadata": {"name": order.name, "annotations": {PLAN: order.plan_sha256}},
-        "spec": {"components": components},
+        "spec": {"backendFramework": "vllm", "components": components},
+    }
+
+
+def _dynamo_worker(order: FleetOrder, model: str, deployment: Deployment) -> Document:
+    """The component of a deployment."""
+    arguments: list[JsonValue] = ["--model", model, "--tensor-parallel-size", str(deployment.tp)]
+    if deployment.role is not None:
+        transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        arguments += ["--disaggregation-mode", deployment.role]
+        arguments += ["--kv-transfer-config", json.dumps(transfer)]
+    container: Document = {
+        "name": "main",
+        "image": order.image,
+        "command": ["python3", "-m", "dynamo.vllm"],
+        "args": arguments,
+        "resources": {"limits": {_GPU: str(deployment.tp)}},
+    }
+    annotations: Document = {
+        DYNAMO_POWER_LIMIT: str(deployment.power_limit_w),
+        **deployment.annotations,
+    }
+    return {
+        "name": deployment.name,
+        "type": deployment.role or "worker",
+        "replicas": deployment.replicas,
+        "podTemplate": {
+            "metadata": {"annotations": annotations},
+            "spec": {"containers": [container]},
+        },
     }
 
 
 def _production_stack(order: FleetOrder) -> Document:
     """Values for the Helm chart of vLLM's production stack: a modelSpec for each deployment."""
     _refuse_roles(order)
-    if order.model is None:
-        raise InputError("which model shall vLLM load? Say --model, as in --model org/name")
+    model = _required_model(order)
     repository, _, tag = order.image.rpartition(":")
     model_specs: list[JsonValue] = []
     for deployment in order.deployments:
@@ -253,7 +286,7 @@ def _production_stack(order: FleetOrder) -> Document:
                 "name": deployment.name,
                 "repository": repository,
                 "tag": tag,
-                "modelURL": order.model,
+                "modelURL": model,
                 "replicaCount": deployment.replicas,
                 "requestCPU": _CPUS_PER_GPU * deployment.tp,
                 "requestMemory": f"{_GIB_PER_GPU * deployment.tp}Gi",
@@ -349,6 +382,13 @@ def _scaler_metadata(order: FleetOrder, deployment: Deployment) -> Document:
     return {"name": f"{order.name}-{deployment.name}", "annotations": annotations}
 
 
+def _required_model(order: FleetOrder) -> str:
+    """The model that pods load."""
+    if order.model is None:
+        raise InputError("which model shall vLLM load? Say --model, as in --model org/name")
+    return order.model
+
+
 def _refuse_roles(order: FleetOrder) -> None:
     if any(deployment.role for deployment in order.deployments):
         raise InputError(
@@ -369,11 +409,13 @@ ORCHESTRATORS: Final[Mapping[str, Orchestrator]] = {
         default_output=Path("serving.dynamo.json"),
         document=_dynamo_graph,
         command=lambda order: ["kubectl", "apply", "--server-side", "-f"],
+        default_image="nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.4.0",
     ),
     "production-stack": Orchestrator(
         default_output=Path("serving.values.json"),
         document=_production_stack,
         command=lambda order: ["helm", "upgrade", "--install", order.name, "vllm/vllm-stack", "-f"],
+        default_image="vllm/vllm-openai:latest",
     ),
     "keda": Orchestrator(
         default_output=Path("serving.keda.json"),

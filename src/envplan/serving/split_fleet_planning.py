@@ -3,8 +3,9 @@
 Load curves of each phase (phase_curves.py) say how many instances of each configuration carry the
 load, and about what they draw. The pairs of a prefill and a decode configuration that draw the
 least by them are replayed whole, with the transfers between. They get instances more, of the phase
-where that helps most, until enough requests meet their SLOs, and then as many less as do. Of the
-pairs that hold the one that draws least is taken.
+where that helps most, until enough requests meet their SLOs, and then as many less as do. From the
+pair that holds and draws least, the search goes on: another configuration of one phase in turn,
+until none that is tried draws less.
 
 All classes share one pair of pools or, where they may not be merged, each has its own. The same
 search finds the one pool of alike instances that run both phases for all classes. It looks at every
@@ -16,14 +17,17 @@ the bound of a configuration is for clearly fewer instances.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise, product
+from operator import itemgetter
 from typing import ClassVar, Final, NamedTuple
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.instances import Instances
+from envplan.serving.performance import Configuration
 from envplan.serving.phase_curves import (
     PhaseCurve,
     RequestMix,
@@ -36,9 +40,13 @@ from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.split_fleet import SplitFleet
 
-#: Configurations of a phase that are paired, and pairs of them that are replayed.
+#: Configurations of a phase that are paired at first, and pairs of them that are replayed.
 _CONFIGURATIONS: Final = 4
 _REPLAYED_PAIRS: Final = 4
+#: Other configurations of a phase are tried until so many in a row do not draw less.
+_TRIED_IN_VAIN: Final = 4
+#: Those of which curves say that the fleet would draw so many times more are not tried.
+_HOPELESS: Final = 1.5
 #: Share of the requests that may be late that each phase may make late by its curve.
 _LATE_SHARE_OF_PHASE: Final = 0.35
 #: The same of instances that run both phases.
@@ -55,6 +63,10 @@ _LEAST_COUNT_SHARE: Final = 0.7
 _CURVE_MARGIN: Final = 1.1
 #: A fleet that draws so many times more than another one in one draw does so in all draws.
 _POWER_MARGIN: Final = 1.02
+
+
+#: The curves of a phase, by configuration.
+Curves = Mapping[Configuration, PhaseCurve]
 
 
 class HeldFleet(NamedTuple):
@@ -142,7 +154,7 @@ class _Candidate(NamedTuple):
 
     Attributes:
         fleet: its instances, as curves say.
-        bound_w: no number of such instances that holds draws less.
+        bound_w: no number of such instances that holds draws less, or is likely to.
     """
 
     fleet: SplitFleet
@@ -150,8 +162,8 @@ class _Candidate(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _PairSearch:
-    """The search for a prefill and a decode configuration, and the instances of each.
+class _FleetSearch(ABC):
+    """The search for the configurations of a fleet's instances, and their numbers.
 
     Attributes:
         profile: with the SLOs.
@@ -166,7 +178,7 @@ class _PairSearch:
     target: float
 
     #: The instances of its fleets, in words.
-    NAME: ClassVar[str] = "instances for prompts and others to decode"
+    NAME: ClassVar[str]
 
     def best(self) -> HeldFleet:
         """The fleet of least power that holds, of those that are tried.
@@ -174,49 +186,48 @@ class _PairSearch:
         Raises:
             NoAnswerError: none holds within the GPUs.
         """
-        best: HeldFleet | None = None
-        least_w = math.inf
-        for fleet, bound_w in self._candidates():
-            if bound_w >= least_w:
-                continue
-            found = self._smallest_that_holds(fleet, least_w)
-            if found is not None and found.power_w < least_w:
-                best, least_w = found, found.power_w
+        best = self._least_of(self._candidates(), None)
         if best is None:
             raise NoAnswerError(
                 f"no fleet of {self.NAME} meets the SLOs of {100 * self.target:.4g}% of requests "
                 f"within {self.gpus} GPUs"
             )
-        return best
+        return self._refined(best)
 
+    @abstractmethod
     def _candidates(self) -> list[_Candidate]:
-        """The pairs of least power by the curves of their phases, within the GPUs."""
-        late_share = _LATE_SHARE_OF_PHASE * (1 - self.target)
-        prefill = self._best_by_curve(prefill_curves(self.profile, self.mix, late_share))
-        decode = self._best_by_curve(decode_curves(self.profile, self.mix, late_share))
-        power_w: dict[SplitFleet, float] = {}
-        for (first, first_w), (second, second_w) in product(prefill.items(), decode.items()):
-            fleet = SplitFleet(first, second)
-            if fleet.gpus <= self.gpus:
-                power_w[fleet] = first_w + second_w
-        ranked = sorted(power_w, key=power_w.__getitem__)
-        return [_Candidate(fleet, bound_w=0.0) for fleet in ranked[:_REPLAYED_PAIRS]]
+        """Fleets to begin from, the most promising first."""
 
-    def _best_by_curve(self, curves: Sequence[PhaseCurve]) -> dict[Instances, float]:
-        """The instances of some configurations that carry all, and their power in W.
+    @abstractmethod
+    def _refined(self, best: HeldFleet) -> HeldFleet:
+        """What a further search finds from the best of the candidates on."""
 
-        They are those that draw least; and the one on the fewest GPUs, as GPUs may be few.
+    def _least_of(
+        self,
+        candidates: Iterable[_Candidate],
+        best: HeldFleet | None,
+        tried_in_vain: float = math.inf,
+    ) -> HeldFleet | None:
+        """The fleet of least power that holds, of another one and those that candidates lead to.
+
+        Args:
+            candidates: the most promising first.
+            best: the other one.
+            tried_in_vain: after so many in a row that do not draw less, no more are tried.
         """
-        requests_s = self.mix.total_requests_s
-        power_w: dict[Instances, float] = {}
-        for curve in curves:
-            instances = curve.instances_for(requests_s)
-            power_w[instances] = curve.total_power_w(instances.count, requests_s)
-        ranked = sorted(power_w, key=power_w.__getitem__)
-        chosen = ranked[:_CONFIGURATIONS]
-        if ranked:
-            chosen.append(min(ranked, key=lambda instances: instances.gpus))
-        return {instances: power_w[instances] for instances in chosen}
+        in_vain = 0
+        for fleet, bound_w in candidates:
+            if in_vain >= tried_in_vain:
+                break
+            least_w = math.inf if best is None else best.power_w
+            if bound_w >= least_w:
+                continue
+            found = self._smallest_that_holds(fleet, least_w)
+            if found is not None and found.power_w < least_w:
+                best, in_vain = found, 0
+            else:
+                in_vain += 1
+        return best
 
     def _smallest_that_holds(self, estimated: SplitFleet, to_beat_w: float) -> HeldFleet | None:
         """The fleet with instances more until it holds, then with as many less as hold.
@@ -311,7 +322,97 @@ class _PairSearch:
 
 
 @dataclass(frozen=True, eq=False)
-class _SharedSearch(_PairSearch):
+class _PairSearch(_FleetSearch):
+    """The search for a prefill and a decode configuration, and the instances of each."""
+
+    NAME: ClassVar[str] = "instances for prompts and others to decode"
+
+    def _candidates(self) -> list[_Candidate]:
+        """The pairs of least power by the curves of their phases, within the GPUs."""
+        prefill = self._best_by_curve(self._prefill_curves)
+        decode = self._best_by_curve(self._decode_curves)
+        power_w: dict[SplitFleet, float] = {}
+        for (first, first_w), (second, second_w) in product(prefill.items(), decode.items()):
+            fleet = SplitFleet(first, second)
+            if fleet.gpus <= self.gpus:
+                power_w[fleet] = first_w + second_w
+        ranked = sorted(power_w, key=power_w.__getitem__)
+        return [_Candidate(fleet, bound_w=0.0) for fleet in ranked[:_REPLAYED_PAIRS]]
+
+    def _best_by_curve(self, curves: Curves) -> dict[Instances, float]:
+        """The instances of some configurations that carry all, and their power in W.
+
+        They are those that draw least; and the one on the fewest GPUs, as GPUs may be few.
+        """
+        requests_s = self.mix.total_requests_s
+        power_w: dict[Instances, float] = {}
+        for curve in curves.values():
+            instances = curve.instances_for(requests_s)
+            power_w[instances] = curve.total_power_w(instances.count, requests_s)
+        ranked = sorted(power_w, key=power_w.__getitem__)
+        chosen = ranked[:_CONFIGURATIONS]
+        if ranked:
+            chosen.append(min(ranked, key=lambda instances: instances.gpus))
+        return {instances: power_w[instances] for instances in chosen}
+
+    def _refined(self, best: HeldFleet) -> HeldFleet:
+        """The fleet with another configuration of one phase in turn, while that draws less."""
+        while True:
+            before_w = best.power_w
+            for others in (self._with_other_prefill, self._with_other_decode):
+                best = self._least_of(others(best), best, _TRIED_IN_VAIN) or best
+            if best.power_w == before_w:
+                return best
+
+    def _with_other_prefill(self, held: HeldFleet) -> list[_Candidate]:
+        others_w = self._others(held.fleet.first, self._prefill_curves)
+        return [
+            _Candidate(replace(held.fleet, first=first), (held.power_w + more_w) / _HOPELESS)
+            for first, more_w in others_w.items()
+        ]
+
+    def _with_other_decode(self, held: HeldFleet) -> list[_Candidate]:
+        assert held.fleet.decode is not None
+        others_w = self._others(held.fleet.decode, self._decode_curves)
+        return [
+            _Candidate(replace(held.fleet, decode=decode), (held.power_w + more_w) / _HOPELESS)
+            for decode, more_w in others_w.items()
+        ]
+
+    def _others(self, instances: Instances, curves: Curves) -> dict[Instances, float]:
+        """Instances of other configurations that do as much, and how much more they draw, in W.
+
+        As many are needed as curves say, times what was needed of these, of what curves said. Those
+        that draw least come first.
+        """
+        requests_s = self.mix.total_requests_s
+        curve = curves[instances.configuration]
+        needed_share = instances.count / curve.fraction_for(requests_s)
+        power_w = curve.total_power_w(instances.count, requests_s)
+        more_w: dict[Instances, float] = {}
+        for configuration, other in curves.items():
+            if configuration != instances.configuration:
+                count = math.ceil(needed_share * other.fraction_for(requests_s))
+                other_w = other.total_power_w(count, requests_s)
+                more_w[Instances(configuration, count)] = other_w - power_w
+        return dict(sorted(more_w.items(), key=itemgetter(1)))
+
+    @cached_property
+    def _prefill_curves(self) -> Curves:
+        return _by_configuration(prefill_curves(self.profile, self.mix, self._late_share))
+
+    @cached_property
+    def _decode_curves(self) -> Curves:
+        return _by_configuration(decode_curves(self.profile, self.mix, self._late_share))
+
+    @property
+    def _late_share(self) -> float:
+        """Share of requests that each phase may make late by its curve."""
+        return _LATE_SHARE_OF_PHASE * (1 - self.target)
+
+
+@dataclass(frozen=True, eq=False)
+class _SharedSearch(_FleetSearch):
     """The search for a configuration of alike instances that run both phases, and their number.
 
     Attributes:
@@ -336,6 +437,10 @@ class _SharedSearch(_PairSearch):
                 candidates[candidate] = curve.total_power_w(count, self.mix.total_requests_s)
         return sorted(candidates, key=candidates.__getitem__)
 
+    def _refined(self, best: HeldFleet) -> HeldFleet:
+        """The same: all configurations were candidates."""
+        return best
+
     def _candidate_or_none(self, curve: PhaseCurve) -> _Candidate | None:
         """As many instances as a curve says, or as there are GPUs for; None: not for enough."""
         requests_s = self.mix.total_requests_s
@@ -347,6 +452,10 @@ class _SharedSearch(_PairSearch):
         fleet = SplitFleet(replace(instances, count=min(most, instances.count)))
         bound_w = curve.total_power_w(least_count, requests_s) / _CURVE_MARGIN
         return _Candidate(fleet, bound_w)
+
+
+def _by_configuration(curves: Sequence[PhaseCurve]) -> Curves:
+    return {curve.configuration: curve for curve in curves}
 
 
 def _power_w(fleet: SplitFleet, replay: PlanReplay) -> float:

@@ -102,19 +102,21 @@ def apply(
         typer.Option(
             rich_help_panel=_ORCHESTRATOR,
             metavar="NAME",
-            help="What vLLM loads, as in org/name; for production-stack.",
+            help="What vLLM loads, as in org/name; for dynamo and production-stack.",
             show_default=False,
         ),
     ] = None,
     image: Annotated[
-        str,
+        str | None,
         typer.Option(
             rich_help_panel=_ORCHESTRATOR,
             metavar="REPOSITORY:TAG",
-            help="Of vLLM; for production-stack.",
+            help="What pods run; default: vLLM of Dynamo 1.4.0, or vllm/vllm-openai:latest for "
+            "production-stack.",
+            show_default=False,
             parser=parser_of(_parse_image),
         ),
-    ] = "vllm/vllm-openai:latest",
+    ] = None,
     prometheus: Annotated[
         str,
         typer.Option(
@@ -144,7 +146,7 @@ def apply(
     Example:
       envplan serving apply serving-plan.json
       envplan serving apply --gpus-per-node 16 -o fleet.clocks.json
-      envplan serving apply --format dynamo
+      envplan serving apply --format dynamo --model org/name
       envplan serving apply --format keda --name my-release
     """
     from envplan.serving.apply import apply_serving_plan
@@ -166,15 +168,15 @@ def apply(
     if format == _CLOCKS:
         _answer_with_clocks(applied, output)
         return
+    orchestrator = ORCHESTRATORS[format]
     order = FleetOrder(
         name=name,
         model=model,
-        image=image,
+        image=image or orchestrator.default_image,
         prometheus=prometheus,
         plan_sha256=applied.plan_sha256,
         deployments=deployments_of(serving_plan, serving_profile, applied),
     )
-    orchestrator = ORCHESTRATORS[format]
     text = orchestrator.text(order)
     file = _file_of(output, orchestrator.default_output)
     atomic_write(file, text)
