@@ -181,6 +181,25 @@ def test_a_pair_that_curves_of_its_phases_do_not_promise_is_found(
     assert found_w < 0.98 * least_w()
 
 
+def test_no_fleet_with_roles_has_more_gpus_than_there_are(tmp_path: Path) -> None:
+    """At the lower clock prompts take less energy, but on more instances."""
+    rows = [
+        row.replace(",400.0", ",150.0") if ",1000,prefill," in row else row
+        for row in rows_for_roles([1])
+    ]
+    path = write_profile(tmp_path / "thrifty.csv", rows, kv_bytes_per_token=1e5)
+    profile = ServingProfile.read_csv(path)
+    requests_s = {"MM": 7000 / profile.classes["MM"].tokens}
+
+    def prefill_with(gpus: int) -> Instances:
+        (held,) = fleets_apart(profile, requests_s, gpus, slo_quantile=99.0, link_bytes_s=1e9)
+        assert held.fleet.gpus <= gpus
+        return held.fleet.first
+
+    assert prefill_with(4) == Instances(Configuration(1, 1000), 3)
+    assert prefill_with(3).configuration == Configuration(1, 2000)
+
+
 @pytest.mark.parametrize("loads", [{"SS": 3000.0}, {"SS": 900.0, "MM": 2500.0, "LL": 1200.0}])
 def test_no_number_of_instances_that_holds_draws_less_than_the_shared_fleet(
     loads: dict[str, float],

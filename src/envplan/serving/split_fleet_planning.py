@@ -249,6 +249,8 @@ class _FleetSearch(ABC):
                     return None
                 fleet = better
             for candidate in _growing_by_one(self._shrinking(fleet)):
+                if candidate.gpus > self.gpus:
+                    return None
                 if self._power_in_one_draw_w(candidate) > _POWER_MARGIN * to_beat_w:
                     return None
                 held = self._held(candidate) if self._may_hold(candidate) else None
