@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import done, envplan, says, small_profile, told
+from cli_helpers import assert_refused, done, envplan, says, small_profile, told
 from envplan import InputError
 from envplan.enforce.order_file import Order
 from envplan.site import Budget, SiteJob, plan_site, read_jobs
@@ -509,6 +509,18 @@ def test_the_command_writes_an_order_for_each_job(folder: Path, jobs_folder: Pat
     assert [order["job"] for order in document["orders"]] == ["a", "b"]
     says(done("check site.json"), "site plan, holds")
     says(done("check orders/a.order.json"), "order, holds", "of job a: rung")
+
+
+def test_orders_are_written_though_the_picture_cannot_be(
+    folder: Path, jobs_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise InputError("cannot be written (No space left on device)", path=folder / "site.png")
+
+    monkeypatch.setattr("envplan.plotting.figures.save_figure", fail)
+    ran = envplan("site", jobs_folder, "--power", "950W", "--orders", "orders", "--plot", "a.png")
+    assert_refused(ran, 2, "No space left on device")
+    assert len(list((folder / "orders").iterdir())) == 2
 
 
 def test_check_notices_that_a_frequency_plan_has_changed(folder: Path, jobs_folder: Path) -> None:

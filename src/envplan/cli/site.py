@@ -233,8 +233,8 @@ def site(
             progress=work.items,
         )
     _write_frontiers(jobs_as_read, site_jobs)
-    keep_plan(plan)
     orders = [] if writer is None else list(writer.write(plan.intervals[0]))
+    keep_plan(plan)
 
     def show() -> None:
         _print_site(plan, curve if shed else [])
