@@ -1,8 +1,9 @@
-"""Trials of fleets that never change, on one trace: what they miss, and the energy they take.
+"""Trials of fleets that never change, on one trace: how many SLOs they miss, and their energy.
 
-A replay of a long trace takes a minute. So its busiest hours, which take seconds, show which fleets
-are too small whatever comes in the others, and minutes that are spread over all of it tell the
-energy, to half a percent. How many requests a fleet misses in all, only a replay of all shows.
+A replay of a long trace takes a minute. Two parts of it take seconds. Its busiest hours show which
+fleets are too small, whatever comes in the other hours. Minutes that are spread over all of it tell
+the energy, to half a percent, and about how many requests meet their SLOs. How many do in all, only
+a replay of the whole trace shows.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from envplan.serving.settings import Settings
 from envplan.serving.simulation import Simulation
 from envplan.serving.trace import SLOT_S
 
-#: A trace of more requests is replayed as a whole only where samples of it do not suffice.
+#: A trace of more requests is long: it is replayed whole only where parts of it do not suffice.
 _MOST_SEARCHED_REQUESTS: Final = 60_000
-#: Requests, about, of the minutes of a long trace by which energy and attainment are estimated.
+#: The spread minutes of a long trace have about so many requests at most.
 _MOST_SAMPLED_REQUESTS: Final = 300_000
-#: Share of requests by which their attainment may be too low. Too high it is often by more, as no
-#: queue lasts for longer than a minute.
+#: Share of requests by which the spread minutes may show too low an attainment. Too high it is
+#: often by more, as no queue lasts for longer than a minute.
 _ATTAINMENT_ERROR: Final = 0.02
-#: Share by which energies may be off, beside others of the same minutes.
+#: Share by which energies that the same minutes show may be off, compared with each other.
 ESTIMATE_ERROR: Final = 0.005
 
 
@@ -56,7 +57,9 @@ class FixedFleetTrials:
     def __init__(
         self, observed: ObservedTrace, settings: Settings, replays: MutableMapping[str, Simulation]
     ) -> None:
-        self._observed, self._settings, self._replays = observed, settings, replays
+        self._observed = observed
+        self._settings = settings
+        self._replays = replays
         past_s = past_end_s(settings)
         self._replayed = observed.from_time(past_s) if past_s else observed
         self._missed = _MissedShares(lambda fleet: 1 - self.replay(fleet).slo_attainment)
@@ -75,10 +78,10 @@ class FixedFleetTrials:
         return self._missed.are_within(fleet, 1 - attainment)
 
     def may_pass(self, fleet: Instances, attainment: float) -> bool:
-        """Whether a fleet does so or, on a long trace, may do so.
+        """Whether a fleet passes or, on a long trace, may pass.
 
-        It does not if it misses too many requests in its spread minutes, or more in the busiest
-        hours than it may miss in all.
+        It cannot if it misses clearly too many SLOs in the spread minutes, or more in one of the
+        busiest hours than it may miss in all.
         """
         if self._is_searched_whole:
             return self.passes(fleet, attainment)
@@ -87,13 +90,13 @@ class FixedFleetTrials:
         return all(missed.are_within(fleet, 1 - attainment) for missed in self._missed_in_hours)
 
     def is_likely_to_pass(self, fleet: Instances, attainment: float) -> bool:
-        """Whether a fleet does so or, on a long trace, does so on its spread minutes."""
+        """Whether a fleet passes or, on a long trace, would by its spread minutes."""
         if self._is_searched_whole:
             return self.passes(fleet, attainment)
         return self._replay_minutes(fleet).slo_attainment >= attainment
 
     def energy_j(self, fleet: Instances) -> float:
-        """Energy on the trace or, of a long one, by its spread minutes, J."""
+        """Energy of a fleet on the trace or, on a long one, by its spread minutes, J."""
         if self._is_searched_whole:
             return self.replay(fleet).energy_j
         replayed_s = self._replayed.trace.duration_s - past_end_s(self._settings)
@@ -116,7 +119,7 @@ class FixedFleetTrials:
 
     @cached_property
     def _missed_in_hours(self) -> list[_MissedShares]:
-        """What fleets miss in each of the busiest hours, of all requests of the trace."""
+        """SLOs missed in each of the busiest hours, as a share of all requests of the trace."""
         hours = [
             self._replayed.window(window.begin_s, window.end_s)
             for window in first_windows(self._replayed, past_s=0.0)
@@ -137,17 +140,18 @@ class FixedFleetTrials:
 
     @cached_property
     def _spread_minutes(self) -> ObservedTrace:
-        """Every so many minutes of the replayed part of the trace, one after another."""
+        """One in so many minutes of the replayed part of the trace, put one after another."""
         trace = self._replayed.trace
         first_slot = round(past_end_s(self._settings) / SLOT_S)
         slots = (trace.arrival_s / SLOT_S).astype(np.int64)
         every = math.ceil(len(trace) / _MOST_SAMPLED_REQUESTS)
         selection = np.flatnonzero((slots - first_slot) % every == 0)
-        places = (slots[selection] - first_slot) // every
+        new_slots = (slots[selection] - first_slot) // every
+        num_new_slots = math.ceil((trace.num_slots - first_slot) / every)
         return self._replayed.of_requests(
             selection,
-            trace.arrival_s[selection] + (places - slots[selection]) * SLOT_S,
-            SLOT_S * math.ceil((trace.num_slots - first_slot) / every),
+            arrival_s=trace.arrival_s[selection] + (new_slots - slots[selection]) * SLOT_S,
+            covered_s=SLOT_S * num_new_slots,
         )
 
 
@@ -155,18 +159,22 @@ class _MissedShares:
     """Shares of requests whose SLOs fleets miss, each found by one replay.
 
     Args:
-        missed_share: replays a fleet.
+        missed_share: replays a fleet, and says what share it misses.
     """
 
     def __init__(self, missed_share: Callable[[Instances], float]) -> None:
         self._missed_share = missed_share
-        self._known: dict[Configuration, dict[int, float]] = defaultdict(dict)
+        self._share_by_count: dict[Configuration, dict[int, float]] = defaultdict(dict)
 
     def are_within(self, fleet: Instances, allowed: float) -> bool:
-        """Whether a fleet misses no larger share; fewer instances miss no less than more do."""
-        known = self._known[fleet.configuration]
-        if any(count > fleet.count and share > allowed for count, share in known.items()):
-            return False
-        if fleet.count not in known:
-            known[fleet.count] = self._missed_share(fleet)
-        return known[fleet.count] <= allowed
+        """Whether a fleet misses no larger share than is allowed.
+
+        It is not replayed where more instances are known to miss too many.
+        """
+        share_by_count = self._share_by_count[fleet.configuration]
+        for count, share in share_by_count.items():
+            if count > fleet.count and share > allowed:
+                return False
+        if fleet.count not in share_by_count:
+            share_by_count[fleet.count] = self._missed_share(fleet)
+        return share_by_count[fleet.count] <= allowed

@@ -4,6 +4,10 @@ They are what a policy must beat. A policy's energy is compared with the best of
 many SLOs, to one request in ten thousand, found with hindsight of the trace. What the policy saves
 has three parts: what another TP than the largest saves, what one lower clock saves, and what
 changes over time save.
+
+The search knows three degrees (fixed_fleet_trials.py): by parts of a long trace, a fleet may pass
+or is likely to; it passes by a replay of all of it. Parts of the trace rank the configurations, and
+few fleets are replayed whole.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from envplan.serving.savings_split import SavingsSplit
 from envplan.serving.settings import Settings
 from envplan.serving.simulation import Simulation
 
-#: Share of requests by which a fleet may meet fewer SLOs than a policy that it is compared with.
+#: A fleet meets as many SLOs as a policy if it meets less by no more than this share of requests.
 _AS_MANY: Final = 1e-4
 #: Lower clocks are tried until so many in a row draw more than the best one so far.
 _WORSE_CLOCKS: Final = 2
@@ -35,13 +39,14 @@ _WORSE_CLOCKS: Final = 2
 class Rivals:
     """A policy beside the fleets that never change and meet as many SLOs as it does.
 
-    Each of these is the one of least energy, within the GPUs there are; None where there is none.
+    Each rival is the one of least energy of its kind, within the GPUs there are; None where there
+    is none.
 
     Attributes:
         policy: what the policy did.
-        largest_tp: on the largest TP, at the highest clock.
-        highest_clock: at the highest clock.
-        lower_clock: at one lower clock.
+        largest_tp: rival on the largest TP, at the highest clock.
+        highest_clock: rival on any TP, at the highest clock.
+        lower_clock: rival on any TP, at one lower clock.
     """
 
     policy: Simulation
@@ -89,7 +94,7 @@ class FixedFleets:
     Args:
         observed: the trace.
         settings: of the simulation; the past is not replayed.
-        on_tried: told after each configuration that was tried.
+        on_tried: called after each configuration that was tried.
         replays: replays of the trace on fleets that never change, by the fleets' names; those that
             the search makes are added. One replay answers every policy.
     """
@@ -123,7 +128,10 @@ class FixedFleets:
 
     @cached_property
     def _candidates(self) -> tuple[tuple[Configuration, ...], ...]:
-        """Configurations of the fleets of Rivals: largest TP, highest clocks and lower ones."""
+        """Configurations of each of the three rivals, in the order of Rivals.
+
+        Of each TP, clocks descend.
+        """
         tps, clocks_mhz = self._observed.tps, self._observed.clocks_mhz
         highest = tuple(Configuration(tp, clocks_mhz[tp][-1]) for tp in tps)
         lower = tuple(
@@ -136,20 +144,20 @@ class FixedFleets:
     def _find_best(
         self, configurations: Sequence[Configuration], attainment: float
     ) -> Simulation | None:
-        """The fleet of least energy among some configurations; of each TP, clocks descend."""
+        """The fleet of least energy among some configurations that meets so many SLOs."""
         best: Instances | None = None
         energies_j = self._estimated_energies(configurations, attainment)
         for fleet in sorted(energies_j, key=energies_j.__getitem__):
             if best is None:
-                best = self._that_holds(fleet, attainment)
+                best = self._fewest_that_pass(fleet, attainment)
             else:
-                best = self._that_saves(fleet, attainment, best) or best
+                best = self._fewest_that_save(fleet, attainment, best) or best
         return None if best is None else self._trials.replay(best)
 
     def _estimated_energies(
         self, configurations: Sequence[Configuration], attainment: float
     ) -> dict[Instances, float]:
-        """Energies of the smallest fleets that meet so many SLOs, J.
+        """The smallest fleet of each configuration that meets so many SLOs, with its energy in J.
 
         Of a long trace, both are estimates: on all of it, more or fewer may be needed.
 
@@ -159,24 +167,27 @@ class FixedFleets:
         """
         energies_j: dict[Instances, float] = {}
         for tp in self._observed.tps:
-            worse, best_j, guess = 0, math.inf, self._trials.instances_needed(tp)
+            num_worse, least_j, guess = 0, math.inf, self._trials.instances_needed(tp)
             for configuration in configurations:
-                if configuration.tp != tp or worse >= _WORSE_CLOCKS:
+                if configuration.tp != tp or num_worse >= _WORSE_CLOCKS:
                     continue
-                fleet = self._fewest(configuration, attainment, guess)
+                fleet = self._fewest_likely(configuration, attainment, guess)
                 self._on_tried()
                 if fleet is None:
-                    break  # nor at a lower clock
-                energies_j[fleet] = self._trials.energy_j(fleet)
-                worse = worse + 1 if energies_j[fleet] > best_j else 0
-                best_j = min(best_j, energies_j[fleet])
+                    break  # lower clocks do not, either
+                energy_j = self._trials.energy_j(fleet)
+                energies_j[fleet] = energy_j
+                num_worse = num_worse + 1 if energy_j > least_j else 0
+                least_j = min(least_j, energy_j)
                 guess = fleet.count
         return energies_j
 
-    def _fewest(
+    def _fewest_likely(
         self, configuration: Configuration, attainment: float, guess: int
     ) -> Instances | None:
-        """The fewest instances that are likely to meet so many SLOs; None if none may.
+        """The fewest instances that are likely to meet so many SLOs; None if no number may.
+
+        Where no number is likely to, the fewest that may.
 
         Args:
             configuration: of each.
@@ -190,23 +201,23 @@ class FixedFleets:
         def may_pass(count: int) -> bool:
             return self._trials.may_pass(Instances(configuration, count), attainment)
 
-        def are_likely_to_pass(count: int) -> bool:
+        def is_likely_to_pass(count: int) -> bool:
             return self._trials.is_likely_to_pass(Instances(configuration, count), attainment)
 
         guess = min(guess, most)
         if not may_pass(guess) and not may_pass(most):
-            return None  # no number of them does: one replay shows it
+            return None  # asked before the numbers between, of which no one does then
         fewest = fewest_near(may_pass, guess, most)
         if fewest is None:
             return None
-        likely = fewest_near(are_likely_to_pass, fewest, most)
+        likely = fewest_near(is_likely_to_pass, fewest, most)
         return Instances(configuration, fewest if likely is None else max(fewest, likely))
 
-    def _that_holds(self, fleet: Instances, attainment: float) -> Instances | None:
-        """The fewest such instances that meet so many SLOs on the whole trace.
+    def _fewest_that_pass(self, fleet: Instances, attainment: float) -> Instances | None:
+        """The fewest such instances that meet so many SLOs on the whole trace; None if none do.
 
         Args:
-            fleet: where to begin.
+            fleet: the configuration, and the number to begin with.
             attainment: share of requests that must meet their SLOs.
         """
 
@@ -217,10 +228,13 @@ class FixedFleets:
         fewest = fewest_near(passes, fleet.count, most)
         return None if fewest is None else replace(fleet, count=fewest)
 
-    def _that_saves(self, fleet: Instances, attainment: float, best: Instances) -> Instances | None:
+    def _fewest_that_save(
+        self, fleet: Instances, attainment: float, best: Instances
+    ) -> Instances | None:
         """The fewest such instances that meet so many SLOs, if they take less energy than the best.
 
-        Most kinds do not: as many as would take less do not meet so many. One replay shows that.
+        Few configurations have any: even the most instances that would take less energy meet too
+        few SLOs. So these are replayed first.
         """
         affordable = self._affordable(fleet, best)
         if affordable is None or not self._trials.may_pass(affordable, attainment):
@@ -236,7 +250,10 @@ class FixedFleets:
         return fewest if saves else None
 
     def _affordable(self, fleet: Instances, best: Instances) -> Instances | None:
-        """The most such instances that, by estimate, may take less energy than the best fleet."""
+        """The most such instances that, by estimate, may take less energy than the best fleet.
+
+        None if one takes more already.
+        """
         most_j = self._trials.energy_j(best) * (1 + ESTIMATE_ERROR)
 
         def take_more(count: int) -> bool:
@@ -267,13 +284,13 @@ def rivals_of(
     def count_one() -> None:
         nonlocal num_tried
         num_tried += 1
-        progress(num_tried, num_in_all)
+        progress(num_tried, num_candidates)
 
-    fleets = FixedFleets(observed, settings, count_one)
-    num_in_all = len(policies) * fleets.num_candidates
-    found = []
+    fleets = FixedFleets(observed, settings, on_tried=count_one)
+    num_candidates = len(policies) * fleets.num_candidates
+    rivals = []
     for number, policy in enumerate(policies, start=1):
-        found.append(fleets.beside(policy))
+        rivals.append(fleets.beside(policy))
         num_tried = number * fleets.num_candidates  # not all had to be tried
-        progress(num_tried, num_in_all)
-    return found
+        progress(num_tried, num_candidates)
+    return rivals

@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 
     from envplan.serving.apply import ServingApplied
 
-#: Watts of each GPU of a pod: what Dynamo's power agent sets and its planner reads.
+#: Annotation of pods for Dynamo: watts of each GPU. Its power agent sets the limit; its planner
+#: reads it.
 DYNAMO_POWER_LIMIT: Final = "dynamo.nvidia.com/gpu-power-limit"
 #: Our own annotations of pods: MHz, W of each GPU, and names of classes.
 CLOCK: Final = "envplan/gpu-clock-mhz"
 POWER_LIMIT: Final = "envplan/gpu-power-limit-w"
 CLASSES: Final = "envplan/classes"
+#: Our own annotation of whole graphs and of autoscalers: the digest of the plan's file.
 PLAN: Final = "envplan/plan-sha256"
 
 #: Requests that run or wait in a pod, as an adapter gives them to Kubernetes' own autoscaler:
@@ -46,10 +48,11 @@ REQUESTS_METRIC: Final = "vllm_requests_inside"
 
 #: Letters of a deployment's name, before a number that tells it from others.
 _MAX_NAME: Final = 28
-#: What Dynamo takes at most: components of a graph, and letters of its name and theirs together.
+#: Dynamo's limits: components of a graph, and letters of its name and a component's together.
 _MAX_COMPONENTS: Final = 25
 _MAX_BOTH_NAMES: Final = 45
-_GPU: Final = "nvidia.com/gpu"
+#: What Kubernetes calls a GPU as a resource.
+_GPU_RESOURCE: Final = "nvidia.com/gpu"
 #: What pods of vLLM request beside GPUs: the Helm chart wants it said.
 _CPUS_PER_GPU: Final = 4
 _GIB_PER_GPU: Final = 16
@@ -64,14 +67,14 @@ class Deployment:
     Attributes:
         name: a DNS label, unlike that of any other deployment of the plan.
         classes: names of the request classes that come to it.
-        replicas: instances of the plan.
-        most_replicas: the same, and those for which there are GPUs left.
-        tp: GPUs of each.
-        clock_mhz: to be set.
-        power_limit_w: of each GPU: the most that it draws at that clock, by the profile. A limit
-            instead of the clock holds the power, not the clock.
-        requests_inside: requests that run or wait in an instance at the planned load, on average,
-            by its load curve.
+        replicas: how many instances the plan has.
+        most_replicas: as many, and those for which the plan leaves GPUs.
+        tp: GPUs of each instance.
+        clock_mhz: clock to be set.
+        power_limit_w: of each GPU: the most that it draws at the plan's clock, by the profile. A
+            limit instead of the clock holds the power, not the clock.
+        requests_inside: requests that run or wait in an instance at the planned load, by its load
+            curve.
         role: the phase of requests that it runs; None: both.
     """
 
@@ -87,7 +90,7 @@ class Deployment:
 
     @property
     def annotations(self) -> dict[str, str]:
-        """Of its pods; the words are ours."""
+        """Our own annotations of its pods."""
         return {
             CLOCK: str(self.clock_mhz),
             POWER_LIMIT: str(self.power_limit_w),
@@ -100,12 +103,12 @@ class FleetOrder:
     """What an orchestrator is to start.
 
     Attributes:
-        name: of the graph, or of the Helm release.
-        model: that is served, as the engine is to load it.
-        image: that pods run.
+        name: name of the graph, or of the Helm release.
+        model: the model that is served, as vLLM is to load it; None only for autoscalers.
+        image: image that pods run.
         prometheus: URL of the server that has vLLM's metrics.
-        plan_sha256: of the plan's file.
-        deployments: all instances of the plan.
+        plan_sha256: digest of the plan's file.
+        deployments: the groups of instances of the plan.
     """
 
     name: str
@@ -123,7 +126,7 @@ class Orchestrator:
     Attributes:
         default_output: the file that is written where users name none.
         document: makes its content.
-        command: what is to be done with the file, which comes last.
+        command: makes the command that users are to type next, without the file, its last word.
         default_image: that pods run where users name none; empty where the document starts none.
     """
 
@@ -148,6 +151,7 @@ def deployments_of(
         applied: the clocks that its GPUs are to be set to.
     """
     clocks_mhz = {instance.planned_mhz: instance.clock_mhz for instance in applied.instances}
+    free_gpus = plan.request.gpus - plan.gpus
     names = set[str]()
     deployments = []
     for pool in plan.pools:
@@ -155,13 +159,12 @@ def deployments_of(
             words = [pool.request_class, group.role, f"tp{group.tp}", str(group.frequency_mhz)]
             name = _unused_name("-".join(word for word in words if word), names)
             names.add(name)
-            spare = (plan.request.gpus - plan.gpus) // group.tp
             deployments.append(
                 Deployment(
                     name=name,
                     classes=pool.classes,
                     replicas=group.instances,
-                    most_replicas=group.instances + spare,
+                    most_replicas=group.instances + free_gpus // group.tp,
                     tp=group.tp,
                     clock_mhz=clocks_mhz[group.frequency_mhz],
                     power_limit_w=_highest_w(profile, group),
@@ -173,27 +176,31 @@ def deployments_of(
 
 
 def _unused_name(text: str, used: set[str]) -> str:
-    """A DNS label like a text."""
-    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[-_MAX_NAME:].strip("-")
-    if not name[0].isalpha():
-        name = f"p-{name}"
-    number, candidate = 2, name
-    while candidate in used:
-        candidate, number = f"{name}-{number}", number + 1
-    return candidate
+    """A DNS label like the end of a text, with a number behind it where it is used already."""
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    label = label[-_MAX_NAME:].strip("-")
+    if not label[0].isalpha():
+        label = f"p-{label}"
+    name = label
+    number = 1
+    while name in used:
+        number += 1
+        name = f"{label}-{number}"
+    return name
 
 
 def _highest_w(profile: ServingProfile, group: Group) -> int:
-    """The most that a GPU of a group draws in any iteration, rounded up."""
+    """The most that a GPU of a group draws in any iteration at the plan's clock, rounded up, W."""
     performance = profile.performance[Configuration(group.tp, group.frequency_mhz)]
     highest_w = max(performance.prompt_w.max(), performance.step_w.max(), performance.context_w)
     return math.ceil(float(highest_w) / group.tp)
 
 
 def _requests_inside(profile: ServingProfile, pool: Pool, group: Group) -> float:
-    """Requests in an instance at its planned load: their rate times how long each is there.
+    """Requests in an instance at its planned load, by Little's law: their rate times their stay.
 
-    Each class that is served has outputs as long as its own, and the latencies of the pool's class.
+    A request stays for the time to its first token, of which curves have the 99th percentile, and
+    for the further tokens of its own class's output. Latencies are those of the pool's class.
     """
     curve = profile.curves[CurveKey(pool.request_class, group.tp, group.frequency_mhz)]
     latencies = curve.latencies_at(group.load_tokens_s)
@@ -213,8 +220,9 @@ def _requests_inside(profile: ServingProfile, pool: Pool, group: Group) -> float
 def _dynamo_graph(order: FleetOrder) -> Document:
     """A DynamoGraphDeployment: a frontend, and a component of vLLM for each deployment.
 
-    Once a graph is there, Dynamo takes other numbers of replicas, but no other components, power
-    limits or GPUs of a component. Names tell components of other clocks and GPUs apart.
+    In a graph that runs, Dynamo takes other numbers of replicas, but no other components, and no
+    other power limits or GPUs of a component. Names of components have their clock and GPUs, so
+    that a component of another plan is not taken for the same one.
     """
     model = _required_model(order)
     if len(order.deployments) >= _MAX_COMPONENTS:
@@ -256,7 +264,7 @@ def _dynamo_worker(order: FleetOrder, model: str, deployment: Deployment) -> Doc
         "image": order.image,
         "command": ["python3", "-m", "dynamo.vllm"],
         "args": arguments,
-        "resources": {"limits": {_GPU: str(deployment.tp)}},
+        "resources": {"limits": {_GPU_RESOURCE: str(deployment.tp)}},
     }
     annotations: Document = {
         DYNAMO_POWER_LIMIT: str(deployment.power_limit_w),
@@ -307,13 +315,13 @@ def _scaled_objects(order: FleetOrder) -> Document:
     _refuse_roles(order)
     scaled: list[JsonValue] = []
     for deployment in order.deployments:
-        target = _stack_deployment(order, deployment)
+        stack_name = _stack_deployment(order, deployment)
         trigger: Document = {
             "type": "prometheus",
             "metricType": "AverageValue",
             "metadata": {
                 "serverAddress": order.prometheus,
-                "query": _requests_query(target),
+                "query": _requests_query(stack_name),
                 "threshold": f"{deployment.requests_inside:.4g}",
             },
         }
@@ -323,7 +331,7 @@ def _scaled_objects(order: FleetOrder) -> Document:
                 "kind": "ScaledObject",
                 "metadata": _scaler_metadata(order, deployment),
                 "spec": {
-                    "scaleTargetRef": _scale_target(target),
+                    "scaleTargetRef": _scale_target(stack_name),
                     "minReplicaCount": deployment.replicas,
                     "maxReplicaCount": deployment.most_replicas,
                     "triggers": [trigger],
@@ -383,13 +391,14 @@ def _scaler_metadata(order: FleetOrder, deployment: Deployment) -> Document:
 
 
 def _required_model(order: FleetOrder) -> str:
-    """The model that pods load."""
+    """The model that pods load; refused where the user did not say it."""
     if order.model is None:
         raise InputError("which model shall vLLM load? Say --model, as in --model org/name")
     return order.model
 
 
 def _refuse_roles(order: FleetOrder) -> None:
+    """Refuse instances that run one phase only: vLLM's production stack has none."""
     if any(deployment.role for deployment in order.deployments):
         raise InputError(
             "the plan has prefill and decode apart; --format dynamo writes such plans, those of "
@@ -397,9 +406,9 @@ def _refuse_roles(order: FleetOrder) -> None:
         )
 
 
-def _requests_query(target: str) -> str:
-    """Requests that run or wait in the pods of a deployment, in PromQL."""
-    pods = f'{{pod=~"{target}-.*"}}'
+def _requests_query(deployment_name: str) -> str:
+    """The PromQL query for requests that run or wait in the pods of a deployment."""
+    pods = f'{{pod=~"{deployment_name}-.*"}}'
     return f"sum(vllm:num_requests_running{pods}) + sum(vllm:num_requests_waiting{pods})"
 
 

@@ -26,13 +26,16 @@ from envplan.serving.trace import SLOT_S
 
 #: A window with more requests is not replayed. The more requests, the better the estimate is.
 MAX_REPLAYED_REQUESTS: Final = 25_000
-#: More instances that leave more than this share of the late requests late do not help.
+#: Half as many instances again do not help if more than this share of late requests stays late.
 _NO_HELP_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, eq=False)
 class PoolTrial:
     """The requests of one window that go to a pool, as fast as the pool must bear them.
+
+    Hopeless requests, whose prompts alone take longer than their SLOs, count neither as late nor
+    among those of which a share may be late.
 
     Attributes:
         observed: the requests, from 0 s on, and the performance of instances of the pool's size.
@@ -53,7 +56,7 @@ class PoolTrial:
 
         Args:
             pool: that serves them all.
-            at_most: where more are late, some of them are not counted any more.
+            at_most: where more are late, the count stops at some number above this.
         """
         hopeless = self.observed.hopeless_requests
         fleet = Fleet({"pool": pool})
@@ -69,15 +72,16 @@ def missed_requests(
         observed: the trace.
         settings: of the simulation.
         fleet: that serves it.
-        at_most: where more are missed, some of them are not counted any more.
+        at_most: where more are missed, the count stops at some number above this.
     """
     controller = FleetController(observed, settings)
     controller.reconcile(fleet, 0.0, prewarmed=True)
     for slot in range(observed.trace.num_slots):
         controller.advance((slot + 1) * SLOT_S)
         counts = controller.counts_so_far()
-        if counts.requests - counts.attained > at_most:
-            return counts.requests - counts.attained
+        num_missed = counts.requests - counts.attained
+        if num_missed > at_most:
+            return num_missed
     counts = controller.finish_and_count()
     return counts.requests - counts.attained
 
@@ -85,7 +89,8 @@ def missed_requests(
 def pool_trials(forecast: DemandForecast, pool: PoolSpec) -> Iterator[PoolTrial]:
     """The trials that a pool must pass: one for each window of a forecast.
 
-    Requests come as much faster than in the window as more of them are expected, headroom included.
+    Where a window's requests are expected so many times, they come so many times as fast. Headroom
+    is included.
 
     Args:
         forecast: with the windows.
@@ -120,8 +125,8 @@ def _pool_trial(
     arrival_s = forecast.observed.trace.arrival_s[selection]
     requests = forecast.observed.of_requests(
         selection,
-        (arrival_s - window.begin_s) / times_as_fast,
-        (window.end_s - window.begin_s) / times_as_fast,
+        arrival_s=(arrival_s - window.begin_s) / times_as_fast,
+        covered_s=(window.end_s - window.begin_s) / times_as_fast,
     )
     return PoolTrial(requests.on_tp(pool.tp), settings)
 
@@ -145,8 +150,8 @@ def right_sized(forecast: DemandForecast, pool: PoolSpec, *, always: bool = Fals
 def _fewest_instances(trial: PoolTrial, pool: PoolSpec) -> int:
     """The fewest instances that pass a trial.
 
-    Requests that are late on however many instances are no reason to have more of these: only what
-    is late beside them counts.
+    Requests that are late on however many instances are no reason to have more instances: beside
+    them, as many others may be late as in any trial.
     """
     enough, late = _enough_instances(trial, pool)
     allowed = trial.allowed_late
@@ -161,19 +166,24 @@ def _fewest_instances(trial: PoolTrial, pool: PoolSpec) -> int:
 
 
 def fewest_that_pass(passes: Callable[[int], bool], enough: int) -> int:
-    """The fewest that pass, where so many do; more pass where fewer do."""
-    step, too_few = 1, 0
-    while enough - step > too_few and passes(enough - step):
+    """The fewest that pass, at least one.
+
+    Args:
+        passes: whether so many do. Where some number passes, more are taken to pass, too.
+        enough: a number that is known to pass.
+    """
+    step = 1
+    while enough - step > 0 and passes(enough - step):
         enough -= step
         step *= 2
-    return fewest_between(passes, max(too_few, enough - step), enough)
+    return fewest_between(passes, max(0, enough - step), enough)
 
 
 def fewest_near(passes: Callable[[int], bool], guess: int, most: int) -> int | None:
     """The fewest that pass, looked for from a guess on; None if not even the most pass.
 
     Args:
-        passes: whether so many do; more pass where fewer do.
+        passes: as for fewest_that_pass.
         guess: at least one, and at most `most`. The nearer, the fewer are tried.
         most: no more than these are tried.
     """
@@ -190,7 +200,7 @@ def fewest_near(passes: Callable[[int], bool], guess: int, most: int) -> int | N
 
 
 def fewest_between(passes: Callable[[int], bool], too_few: int, enough: int) -> int:
-    """The fewest that pass, where so many are known to be too few, and so many to pass."""
+    """The fewest that pass, above a number that is known not to, and at most one that does."""
     while enough - too_few > 1:
         middle = (enough + too_few) // 2
         if passes(middle):
@@ -201,7 +211,10 @@ def fewest_between(passes: Callable[[int], bool], too_few: int, enough: int) -> 
 
 
 def _enough_instances(trial: PoolTrial, pool: PoolSpec) -> tuple[int, int]:
-    """A number of instances beyond which more do not help, and requests that are late on these."""
+    """A number of instances to have at most, and the number of requests that are late on them.
+
+    The trial passes with it, or more instances do not help, or there are no GPUs for more.
+    """
     count = pool.num_instances
     late = trial.late_requests(pool)
     while late > trial.allowed_late and count * pool.tp < trial.settings.max_gpus:

@@ -1,17 +1,24 @@
-"""A fleet for steady loads whose instances run prompts or decode, replayed before it is stated.
+"""The fleet of least power for steady loads, with prefill and decode apart or together.
 
-Load curves of each phase (phase_curves.py) say how many instances of each configuration carry the
-load, and about what they draw. The pairs of a prefill and a decode configuration that draw the
-least by them are replayed whole, with the transfers between. They get instances more, of the phase
-where that helps most, until enough requests meet their SLOs, and then as many less as do. From the
-pair that holds and draws least, the search goes on: another configuration of one phase in turn,
-until none that is tried draws less.
+A fleet holds if enough requests meet their SLOs when it is replayed (plan_replay.py). One draw of
+arrivals shows quickly which fleets may hold; only all draws prove it.
 
-All classes share one pair of pools or, where they may not be merged, each has its own. The same
-search finds the one pool of alike instances that run both phases for all classes. It looks at every
-configuration that might draw less than the best fleet so far. A curve is of one instance. Several
-together need fewer than it says, as bursts spread, and whole instances round up what it says: so
-the bound of a configuration is for clearly fewer instances.
+Apart: load curves of each phase (phase_curves.py) say how many instances of each configuration
+carry the load, and about what they draw.
+
+1. The pairs of a prefill and a decode configuration that draw the least by these curves are
+   replayed, with the transfers between.
+2. Each pair gets more instances, of the phase where that helps most, until it may hold; then as few
+   as still hold.
+3. From the pair that draws least, one phase in turn tries other configurations, until none that is
+   tried draws less.
+
+All classes share one pair of pools or, where they may not be merged, each has its own.
+
+Together: all classes share one pool of alike instances that run both phases. Step 2 is the same. It
+begins from every configuration that might draw less than the best fleet so far. A curve is of one
+instance. Several together need fewer than it says, as bursts spread, and whole instances round up
+what it says: so the bound of a configuration is for clearly fewer instances.
 """
 
 from __future__ import annotations
@@ -40,23 +47,24 @@ from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.split_fleet import SplitFleet
 
-#: Configurations of a phase that are paired at first, and pairs of them that are replayed.
+#: Configurations of each phase that are paired at first.
 _CONFIGURATIONS: Final = 4
+#: Of these pairs, so many are replayed.
 _REPLAYED_PAIRS: Final = 4
 #: Other configurations of a phase are tried until so many in a row do not draw less.
 _TRIED_IN_VAIN: Final = 4
-#: Those of which curves say that the fleet would draw so many times more are not tried.
+#: Configurations with which the fleet would draw so many times more, by curves, are not tried.
 _HOPELESS: Final = 1.5
-#: Share of the requests that may be late that each phase may make late by its curve.
-_LATE_SHARE_OF_PHASE: Final = 0.35
-#: The same of instances that run both phases.
-_LATE_SHARE: Final = 2 * _LATE_SHARE_OF_PHASE
+#: Curves are for so small a part of the late requests that the SLO quantile allows: in each phase,
+_LATE_PART_OF_PHASE: Final = 0.35
+#: and on instances that run both.
+_LATE_PART: Final = 2 * _LATE_PART_OF_PHASE
 #: Instances are added one by one or, where there are many of a phase, this share of them.
 _GROWTH: Final = 1 / 8
-#: Of so many parts of the instances one is taken away at first, later smaller ones.
+#: One of so many parts of the instances is taken away at a time; later, parts are smaller.
 _FIRST_PARTS: Final = 16
-#: No fleet holds with a smaller share of the instances, before these are rounded up, that its curve
-#: says: the least that was seen, of 2 to 40 instances, was 0.80.
+#: Every fleet that holds has at least this share of the instances that its curve says, not rounded
+#: up: the least that was seen, of 2 to 40 instances, was 0.80.
 _LEAST_COUNT_SHARE: Final = 0.7
 #: No fleet draws this many times less than its curve says for as many instances: the most that was
 #: seen was 1.07.
@@ -70,13 +78,13 @@ Curves = Mapping[Configuration, PhaseCurve]
 
 
 class HeldFleet(NamedTuple):
-    """A fleet that holds its SLOs.
+    """A fleet that holds: a replay shows that enough requests meet their SLOs.
 
     Attributes:
         fleet: its instances.
-        requests_s: that it serves, by class.
-        replay: of it.
-        power_w: of all its instances.
+        requests_s: requests per second that it serves, by class.
+        replay: what all draws showed of it.
+        power_w: power of all its instances in the replay.
     """
 
     fleet: SplitFleet
@@ -114,14 +122,16 @@ def fleets_apart(
             "go from prefill to decode",
             path=profile.sidecar,
         )
-    parts = [requests_s] if merge else [{name: rate} for name, rate in requests_s.items()]
+    requests_of_fleets: list[Mapping[str, float]] = [requests_s]
+    if not merge:
+        requests_of_fleets = [{name: rate} for name, rate in requests_s.items()]
     fleets: list[HeldFleet] = []
     free_gpus = gpus
-    for part in parts:
-        mix = RequestMix(part, link_bytes_s)
-        search = _PairSearch(profile, mix, free_gpus, slo_quantile / 100)
-        fleets.append(search.best())
-        free_gpus -= fleets[-1].fleet.gpus
+    for requests_of_fleet in requests_of_fleets:
+        mix = RequestMix(requests_of_fleet, link_bytes_s)
+        held = _PairSearch(profile, mix, free_gpus, slo_quantile / 100).best()
+        fleets.append(held)
+        free_gpus -= held.fleet.gpus
     return fleets
 
 
@@ -150,11 +160,11 @@ def shared_fleet(
 
 
 class _Candidate(NamedTuple):
-    """A fleet from which the search for the smallest of its kind that holds begins.
+    """Configurations to try, and where the search for the numbers of their instances begins.
 
     Attributes:
-        fleet: its instances, as curves say.
-        bound_w: no number of such instances that holds draws less, or is likely to.
+        fleet: as many instances as curves say.
+        bound_w: whatever their numbers, a fleet of them that holds is not likely to draw less.
     """
 
     fleet: SplitFleet
@@ -167,8 +177,8 @@ class _FleetSearch(ABC):
 
     Attributes:
         profile: with the SLOs.
-        mix: what comes.
-        gpus: at most.
+        mix: the requests that come.
+        gpus: the most that a fleet may have.
         target: share of requests that must meet their SLOs.
     """
 
@@ -177,7 +187,7 @@ class _FleetSearch(ABC):
     gpus: int
     target: float
 
-    #: The instances of its fleets, in words.
+    #: The instances of its fleets, in words for users.
     NAME: ClassVar[str]
 
     def best(self) -> HeldFleet:
@@ -186,7 +196,7 @@ class _FleetSearch(ABC):
         Raises:
             NoAnswerError: none holds within the GPUs.
         """
-        best = self._least_of(self._candidates(), None)
+        best = self._least_of(self._candidates(), best=None)
         if best is None:
             raise NoAnswerError(
                 f"no fleet of {self.NAME} meets the SLOs of {100 * self.target:.4g}% of requests "
@@ -196,43 +206,41 @@ class _FleetSearch(ABC):
 
     @abstractmethod
     def _candidates(self) -> list[_Candidate]:
-        """Fleets to begin from, the most promising first."""
+        """The configurations to begin with, the most promising first."""
 
     @abstractmethod
     def _refined(self, best: HeldFleet) -> HeldFleet:
-        """What a further search finds from the best of the candidates on."""
+        """The best fleet of a further search, which begins from the best of the candidates."""
 
     def _least_of(
         self,
         candidates: Iterable[_Candidate],
         best: HeldFleet | None,
-        tried_in_vain: float = math.inf,
+        most_in_vain: float = math.inf,
     ) -> HeldFleet | None:
-        """The fleet of least power that holds, of another one and those that candidates lead to.
+        """The fleet of least power that holds: the best so far, or one of the candidates.
 
         Args:
             candidates: the most promising first.
-            best: the other one.
-            tried_in_vain: after so many in a row that do not draw less, no more are tried.
+            best: the best so far; None: none.
+            most_in_vain: after so many in a row that do not draw less, no more are tried.
         """
         in_vain = 0
         for fleet, bound_w in candidates:
-            if in_vain >= tried_in_vain:
+            if in_vain >= most_in_vain:
                 break
             least_w = math.inf if best is None else best.power_w
             if bound_w >= least_w:
                 continue
-            found = self._smallest_that_holds(fleet, least_w)
-            if found is not None and found.power_w < least_w:
-                best, in_vain = found, 0
+            held = self._smallest_that_holds(fleet, least_w)
+            if held is not None and held.power_w < least_w:
+                best, in_vain = held, 0
             else:
                 in_vain += 1
         return best
 
     def _smallest_that_holds(self, estimated: SplitFleet, to_beat_w: float) -> HeldFleet | None:
-        """The fleet with instances more until it holds, then with as many less as hold.
-
-        One draw says how many; all draws prove it, the smallest fleet first.
+        """The fewest instances of the same configurations that hold.
 
         Args:
             estimated: where the search begins.
@@ -241,32 +249,28 @@ class _FleetSearch(ABC):
         Returns:
             None: none holds within the GPUs, or it would draw more than the other one.
         """
-        fleet = estimated
-        while True:
-            while not self._may_hold(fleet):
-                better = self._better(fleet)
-                if better is None:
-                    return None
-                fleet = better
-            for candidate in _growing_by_one(self._shrinking(fleet)):
-                if candidate.gpus > self.gpus:
-                    return None
-                if self._power_in_one_draw_w(candidate) > _POWER_MARGIN * to_beat_w:
-                    return None
-                held = self._held(candidate) if self._may_hold(candidate) else None
-                if held is not None:
-                    return held
-            better = self._better(fleet)
-            if better is None:
-                return None
-            fleet = better
+        fleet: SplitFleet | None = estimated
+        while fleet is not None:
+            if self._may_hold(fleet):
+                for smaller in _growing_by_one(self._shrinking(fleet)):
+                    # Those that follow have even more GPUs, and draw more.
+                    if smaller.gpus > self.gpus:
+                        return None
+                    if self._power_in_one_draw_w(smaller) > _POWER_MARGIN * to_beat_w:
+                        return None
+                    held = self._held_or_none(smaller)
+                    if held is not None:
+                        return held
+            fleet = self._better(fleet)
+        return None
 
     def _shrinking(self, fleet: SplitFleet) -> list[SplitFleet]:
-        """A fleet that may hold, and then always the one of least power with instances less.
+        """A fleet that may hold, then ever smaller ones that may, each drawing less than the last.
 
-        The last may hold, too, and none that has an instance less may hold and draw less.
+        The last cannot lose one more instance, hold and draw less.
         """
-        fleets, parts = [fleet], _FIRST_PARTS
+        fleets = [fleet]
+        parts = _FIRST_PARTS
         while True:
             smaller = self._smaller(fleets[-1], parts)
             if smaller is not None:
@@ -277,18 +281,25 @@ class _FleetSearch(ABC):
                 parts *= 2
 
     def _smaller(self, fleet: SplitFleet, parts: int) -> SplitFleet | None:
-        """The fleet of least power that may hold with such a part less, if it draws less."""
-        power_w = self._power_in_one_draw_w
-        may_hold = filter(self._may_hold, _shrunk(fleet, parts))
-        smaller = min(may_hold, key=power_w, default=fleet)
-        return smaller if power_w(smaller) < power_w(fleet) else None
+        """The fleet of least power that may hold with one of so many parts of a phase less.
+
+        None where no such fleet may hold and draws less.
+        """
+        best: SplitFleet | None = None
+        least_w = self._power_in_one_draw_w(fleet)
+        for smaller in _shrunk(fleet, parts):
+            if self._may_hold(smaller) and self._power_in_one_draw_w(smaller) < least_w:
+                best, least_w = smaller, self._power_in_one_draw_w(smaller)
+        return best
 
     def _may_hold(self, fleet: SplitFleet) -> bool:
-        """Whether enough requests meet their SLOs in a draw: if not, more draws refuse, too."""
+        """Whether enough requests meet their SLOs in one draw: if not, all draws refuse it, too."""
         return self._one_draw(fleet).meets(self.target)
 
-    def _held(self, fleet: SplitFleet) -> HeldFleet | None:
-        """The fleet with its replay; None where too few requests meet their SLOs in it."""
+    def _held_or_none(self, fleet: SplitFleet) -> HeldFleet | None:
+        """The fleet with its replay; None where too few requests meet their SLOs in all draws."""
+        if not self._may_hold(fleet):
+            return None
         replay = self._draws(fleet).replay_unless_below(self.target)
         if not replay.meets(self.target):
             return None
@@ -302,25 +313,30 @@ class _FleetSearch(ABC):
 
         None where more instances do not help, or there are no GPUs for them.
         """
-        grown = [each for each in _grown(fleet) if each.gpus <= self.gpus]
+        grown = [larger for larger in _grown(fleet) if larger.gpus <= self.gpus]
         best = max(grown, key=self._score, default=None)
         if best is None or self._score(best) <= self._score(fleet):
             return None
         return best
 
     def _score(self, fleet: SplitFleet) -> tuple[float, float]:
-        """What a fleet keeps in a draw, and what its worst class meets on average."""
+        """The share of SLOs that a fleet keeps in one draw; where equal, its worst class counts."""
         replay = self._one_draw(fleet)
-        return replay.attainment, min(replayed.mean for replayed in replay.classes.values())
+        worst_class = min(replayed.mean for replayed in replay.classes.values())
+        return replay.attainment, worst_class
 
     def _one_draw(self, fleet: SplitFleet) -> PlanReplay:
         return self._draws(fleet).replay(1)
 
     @cached_property
     def _draws(self) -> Callable[[SplitFleet], PlanDraws]:
-        return cache(
-            lambda fleet: PlanDraws(self.profile, [[self.mix.load(fleet.first, fleet.decode)]])
-        )
+        """The draws of a fleet, each of which is replayed once."""
+
+        def draws(fleet: SplitFleet) -> PlanDraws:
+            load = self.mix.load(fleet.first, fleet.decode)
+            return PlanDraws(self.profile, pools=[[load]])
+
+        return cache(draws)
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,20 +347,21 @@ class _PairSearch(_FleetSearch):
 
     def _candidates(self) -> list[_Candidate]:
         """The pairs of least power by the curves of their phases, within the GPUs."""
-        prefill = self._best_by_curve(self._prefill_curves)
-        decode = self._best_by_curve(self._decode_curves)
+        prefill_w = self._best_by_curve(self._prefill_curves)
+        decode_w = self._best_by_curve(self._decode_curves)
         power_w: dict[SplitFleet, float] = {}
-        for (first, first_w), (second, second_w) in product(prefill.items(), decode.items()):
-            fleet = SplitFleet(first, second)
+        for prefill, decode in product(prefill_w, decode_w):
+            fleet = SplitFleet(prefill, decode)
             if fleet.gpus <= self.gpus:
-                power_w[fleet] = first_w + second_w
+                power_w[fleet] = prefill_w[prefill] + decode_w[decode]
         ranked = sorted(power_w, key=power_w.__getitem__)
         return [_Candidate(fleet, bound_w=0.0) for fleet in ranked[:_REPLAYED_PAIRS]]
 
     def _best_by_curve(self, curves: Curves) -> dict[Instances, float]:
-        """The instances of some configurations that carry all, and their power in W.
+        """The instances that carry all requests in a phase at least power, and that power in W.
 
-        They are those that draw least; and the one on the fewest GPUs, as GPUs may be few.
+        They are of several configurations. Those on the fewest GPUs are among them, as GPUs may be
+        few.
         """
         requests_s = self.mix.total_requests_s
         power_w: dict[Instances, float] = {}
@@ -360,10 +377,10 @@ class _PairSearch(_FleetSearch):
     def _refined(self, best: HeldFleet) -> HeldFleet:
         """The fleet with another configuration of one phase in turn, while that draws less."""
         while True:
-            before_w = best.power_w
-            for others in (self._with_other_prefill, self._with_other_decode):
-                best = self._least_of(others(best), best, _TRIED_IN_VAIN) or best
-            if best.power_w == before_w:
+            before = best
+            best = self._least_of(self._with_other_prefill(best), best, _TRIED_IN_VAIN) or best
+            best = self._least_of(self._with_other_decode(best), best, _TRIED_IN_VAIN) or best
+            if best is before:
                 return best
 
     def _with_other_prefill(self, held: HeldFleet) -> list[_Candidate]:
@@ -384,8 +401,8 @@ class _PairSearch(_FleetSearch):
     def _others(self, instances: Instances, curves: Curves) -> dict[Instances, float]:
         """Instances of other configurations that do as much, and how much more they draw, in W.
 
-        As many are needed as curves say, times what was needed of these, of what curves said. Those
-        that draw least come first.
+        The curve of these instances said how many were needed, and so many held: other curves are
+        taken to be as far off. Those that draw least come first.
         """
         requests_s = self.mix.total_requests_s
         curve = curves[instances.configuration]
@@ -393,10 +410,11 @@ class _PairSearch(_FleetSearch):
         power_w = curve.total_power_w(instances.count, requests_s)
         more_w: dict[Instances, float] = {}
         for configuration, other in curves.items():
-            if configuration != instances.configuration:
-                count = math.ceil(needed_share * other.fraction_for(requests_s))
-                other_w = other.total_power_w(count, requests_s)
-                more_w[Instances(configuration, count)] = other_w - power_w
+            if configuration == instances.configuration:
+                continue
+            count = math.ceil(needed_share * other.fraction_for(requests_s))
+            other_w = other.total_power_w(count, requests_s)
+            more_w[Instances(configuration, count)] = other_w - power_w
         return dict(sorted(more_w.items(), key=itemgetter(1)))
 
     @cached_property
@@ -410,7 +428,7 @@ class _PairSearch(_FleetSearch):
     @property
     def _late_share(self) -> float:
         """Share of requests that each phase may make late by its curve."""
-        return _LATE_SHARE_OF_PHASE * (1 - self.target)
+        return _LATE_PART_OF_PHASE * (1 - self.target)
 
 
 @dataclass(frozen=True, eq=False)
@@ -427,24 +445,27 @@ class _SharedSearch(_FleetSearch):
 
     def _candidates(self) -> list[_Candidate]:
         """All configurations, the one of least power by its curve first."""
-        late_share = _LATE_SHARE * (1 - self.target)
+        late_share = _LATE_PART * (1 - self.target)
         profile = self.profile
         if self.clocks_mhz is not None:
             profile = profile.at_clocks(self.clocks_mhz)
-        candidates: dict[_Candidate, float] = {}  # with the power by its curve, W
+        power_w: dict[_Candidate, float] = {}  # by its curve
         for curve in both_curves(profile, self.mix, late_share):
             candidate = self._candidate_or_none(curve)
             if candidate is not None:
                 count = candidate.fleet.first.count
-                candidates[candidate] = curve.total_power_w(count, self.mix.total_requests_s)
-        return sorted(candidates, key=candidates.__getitem__)
+                power_w[candidate] = curve.total_power_w(count, self.mix.total_requests_s)
+        return sorted(power_w, key=power_w.__getitem__)
 
     def _refined(self, best: HeldFleet) -> HeldFleet:
         """The same: all configurations were candidates."""
         return best
 
     def _candidate_or_none(self, curve: PhaseCurve) -> _Candidate | None:
-        """As many instances as a curve says, or as there are GPUs for; None: not for enough."""
+        """As many instances as a curve says or, if fewer, as there are GPUs for.
+
+        None where these are fewer than any fleet that holds has.
+        """
         requests_s = self.mix.total_requests_s
         least_count = math.ceil(_LEAST_COUNT_SHARE * curve.fraction_for(requests_s))
         instances = curve.instances_for(requests_s)
@@ -469,27 +490,34 @@ def _power_w(fleet: SplitFleet, replay: PlanReplay) -> float:
 
 
 def _grown(fleet: SplitFleet) -> list[SplitFleet]:
-    """The fleets with more instances of one phase, the smaller first, or else of both."""
+    """The fleets with more instances of one phase, that of fewer GPUs first; then, of both."""
     first = fleet.first.more(math.ceil(_GROWTH * fleet.first.count))
     if fleet.decode is None:
         return [SplitFleet(first)]
     decode = fleet.decode.more(math.ceil(_GROWTH * fleet.decode.count))
-    fleets = [replace(fleet, first=first), replace(fleet, decode=decode)]
-    return [*sorted(fleets, key=lambda each: each.gpus), SplitFleet(first, decode)]
+    more_of_one = [replace(fleet, first=first), replace(fleet, decode=decode)]
+    more_of_one.sort(key=lambda larger: larger.gpus)
+    return [*more_of_one, SplitFleet(first, decode)]
 
 
 def _shrunk(fleet: SplitFleet, parts: int) -> Iterator[SplitFleet]:
-    """The fleets with one of so many parts of either phase less, or an instance; one is left."""
-    if fleet.first.count > 1:
-        yield replace(fleet, first=fleet.first.more(-max(1, fleet.first.count // parts)))
-    if fleet.decode is not None and fleet.decode.count > 1:
-        yield replace(fleet, decode=fleet.decode.more(-max(1, fleet.decode.count // parts)))
+    """The fleets with one of so many parts of a phase's instances less: at least one instance.
+
+    No phase loses its only instance.
+    """
+    first, decode = fleet.first, fleet.decode
+    if first.count > 1:
+        yield replace(fleet, first=first.more(-max(1, first.count // parts)))
+    if decode is not None and decode.count > 1:
+        yield replace(fleet, decode=decode.more(-max(1, decode.count // parts)))
 
 
 def _growing_by_one(shrinking: Sequence[SplitFleet]) -> Iterator[SplitFleet]:
-    """Fleets each of which has fewer instances of a phase than the one before, and all between.
+    """The fleets from the last of some to the first, one instance more at a time.
 
-    The last comes first.
+    Args:
+        shrinking: each has fewer instances of one phase than the one before, and as many of the
+            other.
     """
     for larger, smaller in reversed(list(pairwise(shrinking))):
         yield smaller

@@ -28,15 +28,18 @@ if TYPE_CHECKING:
     from envplan.serving.apply import ServingApplied
     from envplan.serving.orchestrators import Deployment
 
+#: A warning names so many instances at most.
 _MOST_NAMED: Final = 8
+#: The format for `serving hold`.
 _CLOCKS: Final = "clocks"
+#: This and ORCHESTRATORS, of which `--help` is to know without importing the planners.
 _FORMATS: Final = (_CLOCKS, "dynamo", "production-stack", "keda", "hpa")
 #: A panel of `--help`.
 _ORCHESTRATOR: Final = "Orchestrator"
 
 
 def _parse_name(text: str, option: str) -> str:
-    """A name that Kubernetes takes."""
+    """A name that Kubernetes takes, and that leaves room for those of deployments behind it."""
     if re.fullmatch("[a-z]([-a-z0-9]{0,20}[a-z0-9])?", text) is None:
         raise InputError(
             f"{option} must be at most 22 small letters, digits and dashes, as in my-fleet, not "
@@ -188,18 +191,19 @@ def apply(
 
 
 def _answer_with_clocks(applied: ServingApplied, output: Path | None) -> None:
+    """Write the file of clocks, and say so."""
     file = _file_of(output, Path("serving.clocks.json"))
     applied.save(file)
     ui.answer(
         lambda: {"clocks": str(file), **applied.model_dump(by_alias=True)},
-        lambda: _print(applied),
+        lambda: _print_clocks(applied),
         closing="on each node K",
         next_command=["envplan", "serving", "hold", str(file), "--node", "0"],
     )
 
 
 def _file_of(output: Path | None, default: Path) -> Path:
-    """The file that is written: that of --output, or else another."""
+    """The file that is written: that of --output, or else the default one."""
     if output is not None:
         return output
     invocation().will_write(default)
@@ -207,7 +211,7 @@ def _file_of(output: Path | None, default: Path) -> Path:
 
 
 def _print_deployments(deployments: Sequence[Deployment]) -> None:
-    """A row for each deployment."""
+    """Print a row for each deployment."""
     headers = ("deployment", "classes", "replicas", "GPUs each", "MHz", "W a GPU at most")
     rows = [
         [
@@ -224,6 +228,10 @@ def _print_deployments(deployments: Sequence[Deployment]) -> None:
 
 
 def _warn_of_unproven(applied: ServingApplied) -> None:
+    """Warn of instances whose clock is too low for the profile to prove their SLO.
+
+    They all have the GPU's highest clock: only that is ever set for a planned clock above it.
+    """
     unproven = [instance for instance in applied.instances if not instance.slo_proven]
     if not unproven:
         return
@@ -237,8 +245,8 @@ def _warn_of_unproven(applied: ServingApplied) -> None:
     )
 
 
-def _print(applied: ServingApplied) -> None:
-    """The size of the fleet, and the clocks that GPUs lack."""
+def _print_clocks(applied: ServingApplied) -> None:
+    """Print the size of the fleet, and what is set for clocks of the plan that GPUs lack."""
     instances = counted(len(applied.instances), "instance")
     gpus = counted(sum(instance.tp for instance in applied.instances), "GPU")
     ui.say(f"{instances} on {gpus} of {counted(applied.nodes, 'node')}")
