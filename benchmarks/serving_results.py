@@ -45,7 +45,7 @@ further ones. There are at most 1,024 GPUs, and 5% of outputs are predicted wron
 `python -m benchmarks.serving_runs` replays all of this."""
 
 _OLDER = """Rows with a † are older: they were replayed before fleets had as many instances as
-replays of their past show to be enough. Rows that were replayed again moved by -51 to +13% in
+replays of their past show to be enough. Rows that were replayed again moved by -52 to +16% in
 energy; most of these are of policies with several pools, which came to need less."""
 
 _EQUAL = """## Without hindsight, at equal attainment
