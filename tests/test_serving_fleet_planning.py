@@ -181,6 +181,17 @@ def test_a_pair_that_curves_of_its_phases_do_not_promise_is_found(
     assert found_w < 0.98 * least_w()
 
 
+def test_a_fleet_with_roles_is_found_where_there_are_just_enough_gpus() -> None:
+    profile = ServingProfile.builtin()
+    loads = {"SS": 20_000.0, "MM": 8_000.0, "LL": 3_000.0}
+    requests_s = {name: load / profile.classes[name].tokens for name, load in loads.items()}
+    (held,) = fleets_apart(profile, requests_s, 64, slo_quantile=99.0, link_bytes_s=5e10)
+    gpus = held.fleet.gpus
+    (tight,) = fleets_apart(profile, requests_s, gpus, slo_quantile=99.0, link_bytes_s=5e10)
+    assert tight.fleet.gpus <= gpus
+    assert tight.power_w < 1.05 * held.power_w
+
+
 def test_no_fleet_with_roles_has_more_gpus_than_there_are(tmp_path: Path) -> None:
     """At the lower clock prompts take less energy, but on more instances."""
     rows = [

@@ -346,33 +346,45 @@ class _PairSearch(_FleetSearch):
     NAME: ClassVar[str] = "instances for prompts and others to decode"
 
     def _candidates(self) -> list[_Candidate]:
-        """The pairs of least power by the curves of their phases, within the GPUs."""
-        prefill_w = self._best_by_curve(self._prefill_curves)
-        decode_w = self._best_by_curve(self._decode_curves)
-        power_w: dict[SplitFleet, float] = {}
-        for prefill, decode in product(prefill_w, decode_w):
-            fleet = SplitFleet(prefill, decode)
-            if fleet.gpus <= self.gpus:
-                power_w[fleet] = prefill_w[prefill] + decode_w[decode]
-        ranked = sorted(power_w, key=power_w.__getitem__)
-        return [_Candidate(fleet, bound_w=0.0) for fleet in ranked[:_REPLAYED_PAIRS]]
+        """The pairs of least power by the curves of their phases, then those at the highest clocks.
 
-    def _best_by_curve(self, curves: Curves) -> dict[Instances, float]:
-        """The instances that carry all requests in a phase at least power, and that power in W.
-
-        They are of several configurations. Those on the fewest GPUs are among them, as GPUs may be
-        few.
+        The latter hold where any do. Pairs are made to fit the GPUs: together, fewer instances may
+        do than curves of one say.
         """
+        prefill_w = self._by_curve(self._prefill_curves)
+        decode_w = self._by_curve(self._decode_curves)
+        promising = self._pairs(_promising(prefill_w), _promising(decode_w))
+        fastest = self._pairs(_at_highest_clocks(prefill_w), _at_highest_clocks(decode_w))
+        candidates = [_Candidate(fleet, bound_w=0.0) for fleet in list(promising)[:_REPLAYED_PAIRS]]
+        return candidates + [
+            _Candidate(fleet, power_w / _HOPELESS) for fleet, power_w in fastest.items()
+        ]
+
+    def _by_curve(self, curves: Curves) -> dict[Instances, float]:
+        """The instances of each configuration that carry all requests, and their power in W."""
         requests_s = self.mix.total_requests_s
         power_w: dict[Instances, float] = {}
         for curve in curves.values():
             instances = curve.instances_for(requests_s)
             power_w[instances] = curve.total_power_w(instances.count, requests_s)
-        ranked = sorted(power_w, key=power_w.__getitem__)
-        chosen = ranked[:_CONFIGURATIONS]
-        if ranked:
-            chosen.append(min(ranked, key=lambda instances: instances.gpus))
-        return {instances: power_w[instances] for instances in chosen}
+        return power_w
+
+    def _pairs(
+        self, prefill_w: Mapping[Instances, float], decode_w: Mapping[Instances, float]
+    ) -> dict[SplitFleet, float]:
+        """Pairs within the GPUs and their power by curves in W: first those that fit as they are.
+
+        Of both kinds those of least power come first.
+        """
+        fitting: list[tuple[bool, float, SplitFleet]] = []
+        for prefill, decode in product(prefill_w, decode_w):
+            fleet = SplitFleet(prefill, decode)
+            fitted = _fitted(fleet, self.gpus)
+            if fitted is not None:
+                power_w = prefill_w[prefill] + decode_w[decode]
+                fitting.append((fitted != fleet, power_w, fitted))
+        fitting.sort(key=itemgetter(0, 1))
+        return {fleet: power_w for _, power_w, fleet in fitting}
 
     def _refined(self, best: HeldFleet) -> HeldFleet:
         """The fleet with another configuration of one phase in turn, while that draws less."""
@@ -477,6 +489,25 @@ class _SharedSearch(_FleetSearch):
         return _Candidate(fleet, bound_w)
 
 
+def _promising(power_w: Mapping[Instances, float]) -> dict[Instances, float]:
+    """The instances of least power, and those on the fewest GPUs, as GPUs may be few."""
+    ranked = sorted(power_w, key=power_w.__getitem__)
+    chosen = ranked[:_CONFIGURATIONS]
+    if ranked:
+        chosen.append(min(ranked, key=lambda instances: instances.gpus))
+    return {instances: power_w[instances] for instances in chosen}
+
+
+def _at_highest_clocks(power_w: Mapping[Instances, float]) -> dict[Instances, float]:
+    """Of each TP the instances at the highest clock."""
+    fastest: dict[int, Instances] = {}
+    for instances in power_w:
+        tp, clock_mhz = instances.configuration
+        if tp not in fastest or clock_mhz > fastest[tp].configuration.frequency_mhz:
+            fastest[tp] = instances
+    return {instances: power_w[instances] for instances in fastest.values()}
+
+
 def _by_configuration(curves: Sequence[PhaseCurve]) -> Curves:
     return {curve.configuration: curve for curve in curves}
 
@@ -487,6 +518,19 @@ def _power_w(fleet: SplitFleet, replay: PlanReplay) -> float:
     for instances, replayed in zip(fleet.by_role, replay.groups[0], strict=True):
         power_w += instances.count * replayed.power_w
     return power_w
+
+
+def _fitted(fleet: SplitFleet, gpus: int) -> SplitFleet | None:
+    """A fleet with as many instances of each role as GPUs allow, in proportion; None: not one."""
+    share = min(1.0, gpus / fleet.gpus)
+    counts = [max(1, math.floor(share * instances.count)) for instances in fleet.by_role]
+    first, *others = map(_with_count, fleet.by_role, counts)
+    fitting = SplitFleet(first, *others)
+    return fitting if fitting.gpus <= gpus else None
+
+
+def _with_count(instances: Instances, count: int) -> Instances:
+    return replace(instances, count=count)
 
 
 def _grown(fleet: SplitFleet) -> list[SplitFleet]:
