@@ -102,6 +102,14 @@ def test_a_later_deadline_never_costs_more_in_another_process(
     assert energies == sorted(energies, reverse=True)
 
 
+def test_a_kept_plan_that_ends_just_after_its_own_deadline_is_one_for_later_deadlines() -> None:
+    profile, energies = Profile.builtin("a40-gpt3-1.3b-4stage"), list[float]()
+    for time in (4.27154, 4.27366):
+        frontier = trace_frontier(Pipeline("1f1b", 4, 8), profile)
+        energies.append(frontier.plan(target_time=time, switch_latency=0.02).energy)
+    assert energies == sorted(energies, reverse=True)
+
+
 @settings(max_examples=40)
 @given(frontiers(), st.data())
 def test_a_later_deadline_never_costs_more_under_the_same_limits(

@@ -8,13 +8,17 @@ search.
 free one for the ns before the next deadline. What is asked for lies between the two, so the free
 plan for it uses at least as much: the 0.1% holds for it, too.
 
-**A later deadline never costs more.** The answer is the candidate of least energy of all deadlines
-of the grid that are not later. With fewer changes, none uses less than the free one of its
-deadline: once that uses as much as the best found, no earlier one is looked at.
+**A later deadline never costs more**, but for two exceptions. The answer is the candidate of least
+energy of all deadlines of the grid that are not later. Few use less than the free one of their
+deadline: once that uses as much as the best found, no earlier one is looked at but those that are
+kept from clocks at once, which may end somewhat late. What comes upon a better plan than the free
+one is not known to later deadlines, nor is one that was made for a free plan much better than those
+of the grid.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -94,13 +98,20 @@ class RarelyChangingCandidates(Candidates):
         candidates: list[Replay] = []
         latest_ns = self.latest_useful_ns(deadline_ns, idle_until_deadline)
         for grid_deadline_ns in self._grid.descending_from(latest_ns):
+            least_10fj = min(map(cost_10fj, candidates), default=math.inf)
             try:
                 bound_10fj = self.bound_10fj(
                     grid_deadline_ns, idle_until_deadline=idle_until_deadline
                 )
-                if candidates and bound_10fj >= min(map(cost_10fj, candidates)):
+                kept_10fj = self._kept_bound_10fj(
+                    grid_deadline_ns, idle_until_deadline=idle_until_deadline
+                )
+                if min(bound_10fj, kept_10fj) >= least_10fj:
                     break
-                candidate = self._at_or_kept(grid_deadline_ns)
+                if bound_10fj >= least_10fj:
+                    candidate = self._kept_plain_candidate(grid_deadline_ns)
+                else:
+                    candidate = self._at_or_kept(grid_deadline_ns)
             except NoPlanInTimeError:
                 break
             if candidate is None or candidate.makespan_ns > deadline_ns:
@@ -112,6 +123,19 @@ class RarelyChangingCandidates(Candidates):
             own = self._from_free(free)
             best = own if is_preferred(own) else free
         return best
+
+    def _kept_bound_10fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> float:
+        """A lower bound on what the candidate for clocks at once costs here, if it is kept, 10 fJ.
+
+        It may end after the deadline, so it may cost less than a free one that ends by it.
+        """
+        if self._plain is None:
+            return math.inf
+        plain_10fj = min(
+            self._plain.bound_10fj(deadline_ns, idle_until_deadline=idle_until_deadline),
+            self._plain._kept_bound_10fj(deadline_ns, idle_until_deadline=idle_until_deadline),
+        )
+        return plain_10fj - plain_10fj // KEPT_PART
 
     def _is_dear(self, replay: Replay, free: Replay) -> bool:
         """Whether a candidate uses more than it may beyond a free one.
