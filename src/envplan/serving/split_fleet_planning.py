@@ -6,8 +6,8 @@ arrivals shows quickly which fleets may hold; only all draws prove it.
 Apart: load curves of each phase (phase_curves.py) say how many instances of each configuration
 carry the load, and about what they draw.
 
-1. The pairs of a prefill and a decode configuration that draw the least by these curves are
-   replayed, with the transfers between.
+1. The pairs of a prefill and a decode configuration that draw the least by these curves, and those
+   at the highest clocks, are replayed, with the transfers between.
 2. Each pair gets more instances, of the phase where that helps most, until it may hold; then as few
    as still hold.
 3. From the pair that draws least, one phase in turn tries other configurations, until none that is
