@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from envplan.enforce.freqplan import (
@@ -34,6 +36,12 @@ print(guard.pid, flush=True)
 sys.stdin.readline()
 {end}
 """
+
+
+def logged_lines(log: Path) -> list[dict[str, Any]]:
+    """The whole lines of a run log; the last may be half written, or left so by a killed rank."""
+    whole_lines, _, _ = log.read_text().rpartition("\n")
+    return [json.loads(line) for line in whole_lines.splitlines()]
 
 
 def holding(fake: FakeNvml, index: int = 0) -> Guard:

@@ -8,7 +8,6 @@ Whatever ended is started again until every rank has done its iterations.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -24,7 +23,7 @@ from cli_helpers import COMMAND
 from envplan.devices.locks import LockFile
 from envplan.pipeline import Pipeline
 from fake_nvml import FakeNvml
-from shim_helpers import frequency_plan
+from shim_helpers import frequency_plan, logged_lines
 
 RANKS = 8
 RANKS_PER_NODE = 4
@@ -136,8 +135,7 @@ class Cluster:
     def runs(self, rank: int) -> list[Run]:
         """The runs of a rank, as its log tells them."""
         runs: list[Run] = []
-        for line in (self._folder / f"{rank}.jsonl").read_text().splitlines():
-            event = json.loads(line)
+        for event in logged_lines(self._folder / f"{rank}.jsonl"):
             if event["event"] == "start":
                 runs.append(Run())
             elif event["event"] == "step":

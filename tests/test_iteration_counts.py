@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,7 @@ from envplan.runtime.iteration_counts import IterationCounts
 from envplan.runtime.plan_follower import IterationOutcome
 from envplan.runtime.run_log_reader import iteration_counts_of_plan, read_run_log
 from fake_nvml import FakeNvml, fake_nvml, wait_for
-from shim_helpers import frequency_plan
+from shim_helpers import frequency_plan, logged_lines
 
 __all__ = ["fake_nvml"]
 
@@ -57,7 +55,7 @@ def test_the_iterations_of_a_killed_run_are_told_by_the_next_one(
             shim.begin(*key)
             shim.end(*key)
         shim.step()
-    lines = events(tmp_path / "run.jsonl")
+    lines = logged_lines(tmp_path / "run.jsonl")
     kinds = [line["event"] for line in lines if line["event"] != "step"]
     assert kinds == ["start", "killed", "start", "end"]
     (killed,) = [line for line in lines if line["event"] == "killed"]
@@ -66,11 +64,7 @@ def test_the_iterations_of_a_killed_run_are_told_by_the_next_one(
     assert iteration_counts_of_plan(read, "ab" * 32) == {"followed": 4, "no operation": 1}
     with Shim(tmp_path / "run.freqplan.json", rank=0, world_size=1):
         pass  # the last run was not killed
-    assert [line["event"] for line in events(tmp_path / "run.jsonl")].count("killed") == 1
-
-
-def events(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["event"] for line in logged_lines(tmp_path / "run.jsonl")].count("killed") == 1
 
 
 def test_counts_are_shared_by_no_two_living_runs(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +19,7 @@ from envplan.runtime.order_reader import OrderFollowed, OrderReader, OrderRefuse
 from envplan.runtime.run_records import RunEvent
 from envplan.runtime.shim import Shim
 from fake_nvml import FakeNvml, fake_nvml, wait_for
-from shim_helpers import A40, frequency_plan
+from shim_helpers import A40, frequency_plan, logged_lines
 
 __all__ = ["fake_nvml"]
 
@@ -184,7 +183,7 @@ def test_the_shim_follows_orders_and_logs_it(fake_nvml: FakeNvml, tmp_path: Path
         assert shim.orders is not None
         assert shim.orders.in_force is not None
         assert shim.orders.in_force.sequence == 1
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = logged_lines(log)
     (acknowledged,) = [line for line in lines if line["event"] == "order"]
     assert (acknowledged["rank"], acknowledged["step"], acknowledged["sequence"]) == (0, 5, 1)
     assert fake_nvml.wait_until_free(10) is not None

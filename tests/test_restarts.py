@@ -4,20 +4,18 @@ and Ray Train's. Both are the real ones, and train with PyTorch on CPUs.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from envplan.pipeline import Pipeline
 from fake_nvml import FakeNvml, fake_nvml
-from shim_helpers import A40, frequency_plan
+from shim_helpers import A40, frequency_plan, logged_lines
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
@@ -90,11 +88,6 @@ def with_ray(folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-8000:]
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    """What all ranks logged."""
-    return [json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", [with_torchrun, with_ray])
 def test_a_job_that_is_started_again_follows_again(
@@ -105,7 +98,7 @@ def test_a_job_that_is_started_again_follows_again(
     assert (tmp_path / "killed").exists()
     for rank in range(RANKS):
         assert (tmp_path / f"done.{rank}").exists()
-        of_rank = [line for line in lines(tmp_path) if line["rank"] == rank]
+        of_rank = [line for line in logged_lines(tmp_path / "run.jsonl") if line["rank"] == rank]
         starts = [line for line in of_rank if line["event"] == "start"]
         assert len(starts) == 2
         steps = [line for line in of_rank if line["event"] == "step"]

@@ -8,7 +8,6 @@ on the CPU.
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import subprocess
@@ -26,7 +25,7 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from fake_nvml import FakeNvml, fake_nvml, wait_for
-from shim_helpers import A40, Listener, assert_follows, frequency_plan
+from shim_helpers import A40, Listener, assert_follows, frequency_plan, logged_lines
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
@@ -86,7 +85,7 @@ def test_megatrons_own_ramp_up_is_followed_wherever_the_size_fits(
     plan = frequency_plan(PIPELINES["megatron"], gpu=A40)
     plan.save(tmp_path / "run.freqplan.json")
     results = run("megatron-ramp-up", tmp_path, ranks=STAGES)
-    written = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    written = logged_lines(tmp_path / "run.jsonl")
     for rank, result in enumerate(results):
         sizes = result["sizes"]
         assert set(sizes) == {2, 5, MICROBATCHES}
@@ -278,7 +277,7 @@ def test_megatrons_example_trains_interleaved_under_its_plan(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr[-2000:]
     assert "step 0: loss" in done.stdout
     assert "mismatches" not in done.stdout
-    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    lines = logged_lines(tmp_path / "run.jsonl")
     asked = {line["asked"] for line in lines if line["event"] == "step"}
     assert asked == {len(pipeline.operations) // 8}
 
@@ -331,7 +330,7 @@ def test_a_ramp_up_of_the_batch_size_is_followed_wherever_the_size_fits(
     *changes, last = fake_nvml.clock_changes(stage)
     assert last == 0
     assert_follows(changes, wanted)
-    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    lines = logged_lines(tmp_path / "run.jsonl")
     assert lines[-1]["iterations"] == {"other number of microbatches": 4, "followed": 3}
     assert [line["step"] for line in lines if line["event"] == "step"] == [4, 5, 6]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from cli_helpers import envplan
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from fake_nvml import FakeNvml, fake_nvml, open_fake_nvml
-from shim_helpers import A40, Listener, assert_follows, frequency_plan
+from shim_helpers import A40, Listener, assert_follows, frequency_plan, logged_lines
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
@@ -90,7 +89,7 @@ def test_all_ranks_log_whole_lines_into_one_file_and_give_their_clocks_back(
     compared: tuple[Any, FakeNvml, Path],
 ) -> None:
     assert [compared[1].locked(rank) for rank in range(RANKS)] == [None] * RANKS
-    lines = [json.loads(line) for line in (compared[2] / "1f1b.jsonl").read_text().splitlines()]
+    lines = logged_lines(compared[2] / "1f1b.jsonl")
     steps = sorted((line["rank"], line["step"]) for line in lines if line["event"] == "step")
     assert steps == [(rank, step) for rank in range(RANKS) for step in range(STEPS)]
 

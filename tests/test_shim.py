@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -28,7 +27,7 @@ from envplan.runtime.iteration_energy import IterationEnergyMeter
 from envplan.runtime.run_log_reader import iterations_of_plan, read_run_log
 from envplan.runtime.run_records import StepRecord
 from fake_nvml import UNKNOWN, FakeNvml, fake_nvml, wait_for
-from shim_helpers import A40, CLOCKS, frequency_plan
+from shim_helpers import A40, CLOCKS, frequency_plan, logged_lines
 
 __all__ = ["fake_nvml"]
 
@@ -52,8 +51,7 @@ def run_step(shim: Shim) -> None:
 
 
 def lines(folder: Path, event: str) -> list[dict[str, Any]]:
-    read = [json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()]
-    return [line for line in read if line["event"] == event]
+    return [line for line in logged_lines(folder / "run.jsonl") if line["event"] == event]
 
 
 def wait_until_set(shim: Shim) -> None:

@@ -5,7 +5,6 @@ What torchtitan asks of a GPU is answered by stand-ins, see torchtitan_on_cpu.py
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from envplan.pipeline import Pipeline
-from shim_helpers import A40, frequency_plan
+from shim_helpers import A40, frequency_plan, logged_lines
 
 if find_spec("torchtitan") is None:
     pytest.skip("torchtitan is not installed", allow_module_level=True)
@@ -60,7 +59,7 @@ def test_the_recipe_follows_the_plan(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    lines = logged_lines(tmp_path / "run.jsonl")
     steps = [line for line in lines if line["event"] == "step"]
     assert sorted((line["rank"], line["step"]) for line in steps) == [
         (rank, step) for rank in (0, 1) for step in range(STEPS)
