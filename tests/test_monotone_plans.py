@@ -32,6 +32,10 @@ def test_late_clocks_that_cost_nothing_leave_the_plan_as_it_is() -> None:
         assert late.energy == at_once.energy
 
 
+#: What fewer changes may cost, and as much again where a plan for clocks at once is kept that late
+#: clocks make end somewhat later.
+MOST_FOR_FEWER_CHANGES = 1.0015
+
 #: Two searches of the same quality differ by so much.
 LUCK = 1 + 1e-4
 
@@ -68,6 +72,35 @@ def test_later_deadlines_never_use_more_in_a_large_pipeline(options: dict[str, A
         )
         energies_j.append(frontier.plan(slowdown=slowdown, moves=0.01, **options).energy)
     assert energies_j == sorted(energies_j, reverse=True)
+
+
+#: Shares of the way from T_min to T_star around which later deadlines once cost more.
+ONCE_DEARER_LATER = (0.14, 0.17, 0.2, 0.58, 0.93)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"switch_latency": 0.02},
+        {"min_dwell": 0.1},
+        {"switch_latency": 0.02, "min_dwell": 0.1},
+        {"switch_latency": 0.02, "min_dwell": 0.3},
+        {"switch_latency": 0.05, "ask": "start"},
+        {"switch_latency": 0.02, "peak_power_cap": 1100.0},
+    ],
+)
+def test_later_deadlines_never_use_more_however_clocks_come(options: dict[str, Any]) -> None:
+    frontier = frontier_of("a40-gpt3-1.3b-4stage", 8)
+    span = frontier.min_energy_time - frontier.min_time
+    shares = np.concatenate([share + np.arange(0, 0.02, 1 / 300) for share in ONCE_DEARER_LATER])
+    times = [float(frontier.min_time + share * span) for share in shares]
+    plans = [frontier.plan(target_time=time, **options) for time in times]
+    energies = [plan.energy for plan in plans]
+    assert energies == sorted(energies, reverse=True)
+    for time, plan in zip(times, plans, strict=True):
+        free = frontier.plan(target_time=time, changes="free", **options)
+        assert plan.energy <= free.energy * MOST_FOR_FEWER_CHANGES
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from envplan.solve.fewer_changes import FREE_CHANGES
 from envplan.solve.late_bound import ClockLimits
 from envplan.solve.late_clock_bounds import LateClockBounds
 from envplan.solve.local_search import START_LATENCIES_NS, SearchedCandidates
-from envplan.solve.rarely_changing import RarelyChangingCandidates
+from envplan.solve.rarely_changing import RarelyChangingAtOnce
+from envplan.solve.rarely_changing_searched import RarelyChangingSearched
 from envplan.solve.solution import KnownChoice
 
 
@@ -40,9 +41,9 @@ class PlanCache:
     def __init__(self) -> None:
         self.lock = RLock()
         self._rounded: dict[SearchConditions, RoundedCandidates] = {}
-        self._rounded_rarely: dict[SearchConditions, RarelyChangingCandidates] = {}
+        self._rounded_rarely: dict[SearchConditions, RarelyChangingAtOnce] = {}
         self._searched: dict[SearchConditions, SearchedCandidates] = {}
-        self._searched_rarely: dict[SearchConditions, RarelyChangingCandidates] = {}
+        self._searched_rarely: dict[SearchConditions, RarelyChangingSearched] = {}
         self._known_choices: dict[SearchConditions, list[KnownChoice]] = {}
         self._late_bounds: dict[tuple[ClockLimits, float], LateClockBounds] = {}
         self._by_parts: dict[ByParts, CachedFrontier] = {}
@@ -57,27 +58,33 @@ class PlanCache:
     def candidates(self, frontier: Relaxation, conditions: SearchConditions) -> Candidates:
         """The candidates of a frontier under the local part of some conditions."""
         local = conditions.for_candidates()
+        if local.is_plain:
+            if local.changes == FREE_CHANGES:
+                return self._free_rounded(frontier, local)
+            return self._rarely_changing_at_once(frontier, local)
         if local.changes == FREE_CHANGES:
-            return self._free(frontier, local)
-        return self._rarely_changing(frontier, local)
+            return self._free_searched(frontier, local)
+        return self._rarely_changing_searched(frontier, local)
 
-    def _free(
+    def _rarely_changing_at_once(
         self, frontier: Relaxation, conditions: SearchConditions
-    ) -> RoundedCandidates | SearchedCandidates:
-        if conditions.is_plain:
-            return self._free_rounded(frontier, conditions)
-        return self._free_searched(frontier, conditions)
-
-    def _rarely_changing(
-        self, frontier: Relaxation, conditions: SearchConditions
-    ) -> RarelyChangingCandidates:
-        known = self._rounded_rarely if conditions.is_plain else self._searched_rarely
+    ) -> RarelyChangingAtOnce:
+        known = self._rounded_rarely
         if conditions not in known:
-            plain = None
-            if not conditions.is_plain and not conditions.later_may_be_better:
-                plain = self._rarely_changing(frontier, conditions.without_limits())
-            free = self._free(frontier, replace(conditions, changes=FREE_CHANGES))
-            known[conditions] = RarelyChangingCandidates(frontier, conditions, free, plain)
+            free = self._free_rounded(frontier, replace(conditions, changes=FREE_CHANGES))
+            known[conditions] = RarelyChangingAtOnce(frontier, conditions, free)
+        return known[conditions]
+
+    def _rarely_changing_searched(
+        self, frontier: Relaxation, conditions: SearchConditions
+    ) -> RarelyChangingSearched:
+        known = self._searched_rarely
+        if conditions not in known:
+            at_once = None
+            if not conditions.later_may_be_better:
+                at_once = self._rarely_changing_at_once(frontier, conditions.without_limits())
+            free = self._free_searched(frontier, replace(conditions, changes=FREE_CHANGES))
+            known[conditions] = RarelyChangingSearched(frontier, conditions, free, at_once)
         return known[conditions]
 
     def late_bounds(self, frontier: Relaxation, conditions: SearchConditions) -> LateClockBounds:

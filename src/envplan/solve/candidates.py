@@ -14,10 +14,11 @@ One clock for each stage is a candidate, too: no planner that chooses such is ev
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -51,6 +52,20 @@ def keeps_everything(replay: Replay) -> bool:
     """The test of replays where nothing is limited."""
     del replay
     return True
+
+
+class Question(NamedTuple):
+    """What the best candidate is looked for by.
+
+    Attributes:
+        deadline_ns: by when it ends.
+        idle_until_deadline: everybody waits until then, so what is used above waiting counts.
+        enough_10fj: what costs as much as this is not looked for.
+    """
+
+    deadline_ns: int
+    idle_until_deadline: bool
+    enough_10fj: float
 
 
 class Candidates(ABC):
@@ -253,15 +268,19 @@ class GridCandidates(Candidates):
         in_time: list[Replay] = []
         preferred: list[Replay] = []
         failures = 0
+        enough_10fj: float = math.inf
         bound_10fj = partial(self.bound_10fj, idle_until_deadline=idle_until_deadline)
-        for grid_deadline_ns in self._deadlines_to_try(deadline_ns, idle_until_deadline):
+        for grid_deadline_ns in self.deadlines_to_try(deadline_ns, idle_until_deadline):
             if failures == _MAX_FAILURES:
                 break
             if in_time:
                 enough_10fj = min(map(cost_10fj, preferred or in_time))
                 if bound_10fj(grid_deadline_ns) >= enough_10fj:
                     break
+            question = Question(deadline_ns, idle_until_deadline, enough_10fj)
             try:
+                if not self._may_be_best(grid_deadline_ns, question):
+                    continue
                 candidate = self.at(grid_deadline_ns)
             except NoPlanInTimeError:
                 failures += 1
@@ -325,8 +344,17 @@ class GridCandidates(Candidates):
         """Make the candidate for a deadline. Raises: NoPlanInTimeError: none was found."""
 
     @abstractmethod
-    def _deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
+    def deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
         """Grid deadlines whose candidates may be the best by a deadline, ns, the latest first."""
+
+    def _may_be_best(self, grid_deadline_ns: int, question: Question) -> bool:
+        """Whether the candidate for a deadline of the grid may be the answer to a question.
+
+        Raises:
+            NoPlanInTimeError: there is no candidate for it.
+        """
+        del grid_deadline_ns, question
+        return True
 
     @abstractmethod
     def _fallback(self, deadline_ns: int) -> Replay:
@@ -406,7 +434,8 @@ class RoundedCandidates(GridCandidates):
         temperatures = _GRID_TEMPERATURES[number % len(_GRID_TEMPERATURES)]
         return self._rounded(deadline_ns, temperatures, _GRID_MOVES_SHARE)
 
-    def _deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
+    def deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
+        """Grid deadlines whose candidates may be the best by a deadline, ns, the latest first."""
         return self.grid_deadlines(self.latest_useful_ns(deadline_ns, idle_until_deadline))
 
     def latest_useful_ns(self, deadline_ns: int, idle_until_deadline: bool) -> int:

@@ -144,6 +144,7 @@ class SearchedCandidates(GridCandidates):
         self._later = later
         self._late_bounds = late_bounds
         self._grid = SearchGrid(frontier, is_slow=self._has_good_starts)
+        self._kept_rows: set[bytes] = set()
         self._peak_power: PeakPowerHeuristic | None = None
         peak_10uw = self._penalties.peak_10uw
         if peak_10uw is not None:
@@ -190,6 +191,10 @@ class SearchedCandidates(GridCandidates):
             deadline_ns, idle_until_deadline=idle_until_deadline, is_preferred=is_preferred
         )
 
+    def is_for_clocks_at_once(self, candidate: Replay) -> bool:
+        """Whether a candidate is one for clocks at once that keeps the conditions as it is."""
+        return candidate.rows.tobytes() in self._kept_rows
+
     def grid_deadlines(self, latest_ns: int) -> Iterator[int]:
         """The deadlines of the grid up to a time, ns, the latest first."""
         return self._grid.descending_from(latest_ns)
@@ -230,7 +235,8 @@ class SearchedCandidates(GridCandidates):
                 replays.append(self.replay(result.choice))
         return min(replays, key=lambda candidate: candidate.makespan_ns)
 
-    def _deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
+    def deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
+        """Grid deadlines whose candidates may be the best by a deadline, ns, the latest first."""
         deadline_ns = self.latest_useful_ns(deadline_ns, idle_until_deadline)
         # A candidate for the next deadline of the grid may end by this one as well.
         next_ns = self._grid.first_from(deadline_ns)
@@ -302,7 +308,10 @@ class SearchedCandidates(GridCandidates):
             return None
         annealer = self.search(kept, deadline_ns)
         choices = [kept.rows, *self._choices_for_later_clocks(deadline_ns)]
-        return self.replay(min(choices, key=annealer.score))
+        best = min(choices, key=annealer.score)
+        if best is kept.rows:
+            self._kept_rows.add(best.tobytes())
+        return self.replay(best)
 
     def _rounded_by(self, deadline_ns: int, idle_until_deadline: bool) -> Iterator[Replay]:
         """The best rounded candidate by a deadline, and by as much earlier as it is late here."""
