@@ -280,6 +280,7 @@ class GridCandidates(Candidates):
             question = Question(deadline_ns, idle_until_deadline, enough_10fj)
             try:
                 if not self._may_be_best(grid_deadline_ns, question):
+                    failures = 0
                     continue
                 candidate = self.at(grid_deadline_ns)
             except NoPlanInTimeError:

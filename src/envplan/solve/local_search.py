@@ -144,7 +144,7 @@ class SearchedCandidates(GridCandidates):
         self._later = later
         self._late_bounds = late_bounds
         self._grid = SearchGrid(frontier, is_slow=self._has_good_starts)
-        self._kept_rows: set[bytes] = set()
+        self._kept_deadlines_ns: set[int] = set()
         self._peak_power: PeakPowerHeuristic | None = None
         peak_10uw = self._penalties.peak_10uw
         if peak_10uw is not None:
@@ -191,9 +191,14 @@ class SearchedCandidates(GridCandidates):
             deadline_ns, idle_until_deadline=idle_until_deadline, is_preferred=is_preferred
         )
 
-    def is_for_clocks_at_once(self, candidate: Replay) -> bool:
-        """Whether a candidate is one for clocks at once that keeps the conditions as it is."""
-        return candidate.rows.tobytes() in self._kept_rows
+    def is_for_clocks_at_once(self, deadline_ns: int) -> bool:
+        """Whether the candidate for a deadline of the grid is one for clocks at once that is kept.
+
+        Raises:
+            NoPlanInTimeError: there is no candidate for it.
+        """
+        self.at(deadline_ns)
+        return deadline_ns in self._kept_deadlines_ns
 
     def grid_deadlines(self, latest_ns: int) -> Iterator[int]:
         """The deadlines of the grid up to a time, ns, the latest first."""
@@ -310,7 +315,7 @@ class SearchedCandidates(GridCandidates):
         choices = [kept.rows, *self._choices_for_later_clocks(deadline_ns)]
         best = min(choices, key=annealer.score)
         if best is kept.rows:
-            self._kept_rows.add(best.tobytes())
+            self._kept_deadlines_ns.add(deadline_ns)
         return self.replay(best)
 
     def _rounded_by(self, deadline_ns: int, idle_until_deadline: bool) -> Iterator[Replay]:

@@ -1,16 +1,16 @@
-"""Candidates that change clocks as seldom as can be for next to no energy.
+"""Candidates with as few changes of clock as 0.1% of energy can buy.
 
-Each is made from one whose changes count for nothing (the free one), under the same conditions:
-clocks that come late or must be held, and caps on the peak, are kept by the same search.
+Each starts from a free candidate: one found under the same conditions, where changes cost nothing.
 
-Where clocks follow at once, a candidate for a deadline of the grid may use 0.1% more than the best
-free one for the ns before the next deadline. What is asked for lies between the two, so the best
-free plan for it uses at least as much.
+Where clocks follow at once, the candidate for a grid deadline may use 0.1% more than the best free
+candidate of the last ns before the next grid deadline. Any deadline up to there has a free plan
+that costs at least as much as that one.
 
-**A later deadline never costs more**: the answer is the best candidate of all deadlines of the grid
-that are not later. A candidate that uses less than the best free one of its deadline is not taken,
-so once that uses as much as the best found, no earlier deadline can bring more. For other
-conditions see rarely_changing_searched.py.
+**A later deadline never costs more**: the answer is the best candidate of all grid deadlines that
+are not later. A candidate that costs less than the best free one of its deadline is dropped, and
+the free one taken. So no earlier deadline can be cheaper than the best free candidate there: once
+that costs as much as the best found, the search stops. For other conditions see
+rarely_changing_searched.py.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from envplan.solve.fewer_changes import (
 from envplan.solve.late_bound import FlowPrices, PricedBound, cheapest_stage_paths
 from envplan.solve.solution import Polished
 
-#: Energy between the deadlines of the grid for clocks at once, as a part of it: a part of what
-#: fewer changes may cost.
+#: Grid step for clocks at once: the relaxed energy changes by this share of it, half of what fewer
+#: changes may cost.
 _STEP_SHARE: Final = 5e-4
-#: Of what polishing has gained, so much is given back for fewer changes: one in so many.
+#: One part in so many of what polishing gains is spent on fewer changes.
 _PART_GIVEN_BACK: Final = 3
-#: Of the time for polishing, so much is for fewer changes.
+#: Share of the polishing time that is kept for fewer changes.
 _POLISHING_SHARE: Final = 0.3
 
 
@@ -109,8 +109,9 @@ class RarelyChangingCandidates(Candidates):
         """A lower bound on what candidates by a deadline are compared by, 10 fJ."""
         bound_10fj = self._free.bound_10fj(deadline_ns, idle_until_deadline=idle_until_deadline)
         frontier = self._frontier
-        is_known = idle_until_deadline or frontier.profile.adjustments.by_parts is not None
-        if is_known or not self.change_price_10fj:
+        # Stage paths give no bound while everybody waits, nor where clocks change within a row.
+        has_no_paths = idle_until_deadline or frontier.profile.adjustments.by_parts is not None
+        if has_no_paths or not self.change_price_10fj:
             return bound_10fj
         prices = FlowPrices.relaxed(frontier, deadline_ns)
         paths = cheapest_stage_paths(
@@ -141,7 +142,8 @@ class RarelyChangingCandidates(Candidates):
         if self._conditions.changes.is_priced:
             priced = make_search(self.change_price_10fj, None)
             return self.replay(with_priced_changes(priced, starts, self._moves))
-        allowance_10fj = self._energy_10fj(free, deadline_ns) + spared_10fj
+        free_10fj = self._energy_10fj(free, deadline_ns)
+        allowance_10fj = free_10fj + spared_10fj
         start = min(starts, key=make_search(0, allowance_10fj).score)
         is_in_windows = self._conditions.is_plain and len(start) > WINDOW_OPERATIONS
         if is_in_windows and start is free.rows:
@@ -154,7 +156,7 @@ class RarelyChangingCandidates(Candidates):
                 moves_share=self._conditions.moves_share,
             )
             return self.replay(rows)
-        replay = free
+        found: list[Replay] = []
         for moves_share, is_thorough in self._attempts:
             rows = with_fewest_changes(
                 make_search,
@@ -164,16 +166,18 @@ class RarelyChangingCandidates(Candidates):
                 moves=max(1, int(self._moves * moves_share)),
                 is_thorough=is_thorough,
             )
-            replay = self.replay(rows)
-            if replay.num_changes <= free.num_changes // 2:
+            found.append(self.replay(rows))
+            spent_10fj = self._energy_10fj(found[-1], deadline_ns) - free_10fj
+            has_few_changes = found[-1].num_changes <= free.num_changes // 2
+            if has_few_changes or spent_10fj >= spared_10fj // 2:
                 break
-        return replay
+        return min(found, key=lambda replay: (replay.num_changes, replay.energy_10fj))
 
     @property
     def _attempts(self) -> Sequence[tuple[float, bool]]:
-        """Searches for fewer changes, each made if the one before found hardly anything.
+        """Searches for fewer changes: shares of the usual moves, and whether they are thorough.
 
-        Each with its part of the usual moves, and whether it is thorough.
+        The next is made where one leaves more than half of the changes and of the energy.
         """
         is_large = len(self._frontier.pipeline.operations) > WINDOW_OPERATIONS
         if self._conditions.is_plain:
@@ -185,15 +189,15 @@ class RarelyChangingCandidates(Candidates):
         is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
         return replay.energy_until(deadline_ns) if is_beyond_t_star else replay.energy_10fj
 
-    def _is_below(self, candidate: Replay, least_10fj: Callable[[bool], float]) -> bool:
-        """Whether a candidate costs less than others are left out by.
+    def _undercuts(self, candidate: Replay, floor_10fj: Callable[[bool], float]) -> bool:
+        """Whether a candidate costs less than a floor by which the search skips deadlines.
 
         Args:
             candidate: whose cost is compared.
-            least_10fj: what it should cost at least, by whether everybody waits until the deadline.
+            floor_10fj: by whether everybody waits until the deadline.
         """
         return any(
-            self.cost_10fj(candidate, idle_until_deadline=idle) < least_10fj(idle)
+            self.cost_10fj(candidate, idle_until_deadline=idle) < floor_10fj(idle)
             for idle in (False, True)
         )
 
@@ -228,21 +232,26 @@ class RarelyChangingAtOnce(RarelyChangingCandidates, GridCandidates):
         return self.cost_10fj(free, idle_until_deadline=idle_until_deadline)
 
     def free_by(self, time_ns: int, deadline_ns: int) -> Replay:
-        """The best free candidate by a time, for a deadline: beyond T_star everybody waits."""
+        """The free candidate of least cost by a time, for a deadline.
+
+        Beyond T_star everybody waits until the deadline, and that counts.
+        """
         is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
         return self._free.best_by(time_ns, idle_until_deadline=is_beyond_t_star)
 
     def _make(self, deadline_ns: int) -> Replay:
         free = self.free_by(deadline_ns, deadline_ns)
+        if self.change_price_10fj:
+            return self._rarely_changing(free, deadline_ns, 0)
         most_10fj = self._most_energy_10fj(deadline_ns)
         spared_10fj = max(0, most_10fj - self._energy_10fj(free, deadline_ns))
         candidate = self._rarely_changing(free, deadline_ns, spared_10fj)
 
-        def least_10fj(idle: bool) -> int:
+        def floor_10fj(idle: bool) -> int:
             return self.bound_10fj(deadline_ns, idle_until_deadline=idle)
 
-        # A better one than all that are free would not be known to later deadlines.
-        return free if self._is_below(candidate, least_10fj) else candidate
+        # Earlier deadlines are skipped by the free costs, so a candidate must not cost less.
+        return free if self._undercuts(candidate, floor_10fj) else candidate
 
     def _most_energy_10fj(self, deadline_ns: int) -> int:
         """What the candidate for a deadline of the grid may use, 10 fJ."""

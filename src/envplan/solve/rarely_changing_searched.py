@@ -1,22 +1,23 @@
 """Candidates that change clocks seldom where clocks come late, or where a limit is local.
 
 From the free candidate for each deadline of its grid one is made that uses at most 0.1% more.
-Earlier deadlines are left out by the bound that is proved for them, since this search often comes
-upon better plans than that for the free ones. Free candidates that are no better than those just
-before them are passed over.
+Earlier deadlines are skipped by the proved bound, not by what the free candidates cost: this search
+often finds cheaper plans than they are. A free candidate that costs no less than the one just
+before it is passed over.
 
-**Plans for clocks at once.** Where the free candidate is a plan for clocks at once that keeps the
-conditions as it is, so is this one, if it keeps them. Deadlines of such plans lie closer together,
-so they are looked at apart. They are left out by what the free ones cost.
+**Plans for clocks at once.** Where the free candidate is a plan for clocks at once that also keeps
+these conditions, the plan with fewer changes for clocks at once is taken, if it keeps them, too.
+Those plans have a finer grid, which best_by goes through separately. Its deadlines are skipped by
+what the free ones cost.
 
 **A later deadline never costs more**: the answer is the best candidate of all deadlines of both
-grids that are not later, and none costs less than what others are left out by.
+grids that are not later, and none that costs less than deadlines are skipped by is taken.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -37,11 +38,12 @@ from envplan.solve.local_search import SearchedCandidates
 from envplan.solve.rarely_changing import RarelyChangingAtOnce, RarelyChangingCandidates
 from envplan.solve.solution import NoPlanInTimeError
 
-#: A plan for clocks at once may be late by one part in so many of its deadline where clocks come
-#: late, or cost so much less.
-_NEARLY_PART: Final = 500
-#: A free candidate is one to start from if those for so many deadlines before are no better.
-_NUM_JUST_BEFORE: Final = 2
+#: A plan for clocks at once may end late by one part in so many of its deadline.
+_LATE_PART: Final = 500
+#: Late clocks make a plan cheaper by at most one part in so many; cheaper ones are dropped.
+_CHEAPER_PART: Final = 500
+#: A free candidate is a start only if it costs less than each of so many just before it.
+_NUM_JUST_BEFORE: Final = 1
 
 
 class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
@@ -52,7 +54,7 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
         conditions: that every candidate keeps.
         free: candidates under the same conditions whose changes count for nothing.
         at_once: candidates with fewer changes for clocks that follow at once, without limits; None:
-            others may well be better.
+            where late clocks may save energy, so these say nothing.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
     ) -> Replay:
         """The best candidate that ends by a deadline."""
         idle = idle_until_deadline
+        # The bound that the plan will state says best which earlier deadlines matter.
+        self._searched.bound_10fj(deadline_ns, idle_until_deadline=idle)
         best = super().best_by(deadline_ns, idle_until_deadline=idle, is_preferred=is_preferred)
         if self._at_once is None:
             return best
@@ -82,15 +86,14 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
         def rank(candidate: Replay) -> tuple[bool, int]:
             return not is_preferred(candidate), self.cost_10fj(candidate, idle_until_deadline=idle)
 
-        # Plans for clocks at once are made for deadlines that lie closer together.
         for at_once_ns in self._at_once.grid_deadlines(self.latest_useful_ns(deadline_ns, idle)):
             _, enough_10fj = rank(best)
-            if self._kept_bound_10fj(at_once_ns, idle) >= enough_10fj:
+            if self._at_once_floor_10fj(at_once_ns, idle) >= enough_10fj:
                 break
-            free = self._kept_free(at_once_ns)
-            if free is None or self._least_10fj(free, idle) >= enough_10fj:
+            free = self._free_from_at_once(at_once_ns)
+            if free is None or self._floor_of_free_10fj(free, idle) >= enough_10fj:
                 continue
-            kept = self._kept(at_once_ns, free)
+            kept = self._from_at_once(at_once_ns, free)
             if kept is not None and kept.makespan_ns <= deadline_ns:
                 best = min(best, kept, key=rank)
         return best
@@ -109,12 +112,15 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
         return self._searched.deadlines_to_try(deadline_ns, idle_until_deadline)
 
     def _may_be_best(self, grid_deadline_ns: int, question: Question) -> bool:
-        free, idle = self._searched.at(grid_deadline_ns), question.idle_until_deadline
+        free = self._searched.at(grid_deadline_ns)
         if free.makespan_ns > question.deadline_ns:
             return False
-        if self._is_kept(free) and self._least_10fj(free, idle) >= question.enough_10fj:
-            return False
-        cost_10fj = partial(self._searched.cost_10fj, idle_until_deadline=idle)
+        if self._is_from_at_once(grid_deadline_ns):
+            floor_10fj = self._floor_of_free_10fj(free, question.idle_until_deadline)
+            if floor_10fj >= question.enough_10fj:
+                return False
+        is_beyond_t_star = grid_deadline_ns > self._frontier.min_energy_time_ns
+        cost_10fj = partial(self._searched.cost_10fj, idle_until_deadline=is_beyond_t_star)
         return all(cost_10fj(free) < cost_10fj(one) for one in self._just_before(grid_deadline_ns))
 
     def _just_before(self, deadline_ns: int) -> Iterator[Replay]:
@@ -126,67 +132,76 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
     def _make(self, deadline_ns: int) -> Replay:
         free = self._searched.at(deadline_ns)
         time_ns = free.makespan_ns
-        if self._is_kept(free):
-            assert self._at_once is not None
-            kept = self._kept(next(self._at_once.grid_deadlines(time_ns)), free)
-            if kept is not None:
-                return kept
         spared_10fj = self._energy_10fj(free, time_ns) // ENERGY_PER_ALLOWANCE
+        if not self._is_from_at_once(deadline_ns):
+            return self._rarely_changing(free, time_ns, spared_10fj)
+
+        def bound_10fj(idle: bool) -> int:
+            return self.bound_10fj(deadline_ns, idle_until_deadline=idle)
+
+        assert self._at_once is not None
+        # The first of these may be late; the one before is then in time.
+        for at_once_ns in islice(self._at_once.grid_deadlines(time_ns), 2):
+            kept = self._from_at_once(at_once_ns, free)
+            if kept is None or kept.makespan_ns > deadline_ns:
+                continue
+            if not self._undercuts(kept, bound_10fj):
+                return kept
         candidate = self._rarely_changing(free, time_ns, spared_10fj)
-        if self._is_kept(free) and self._is_below(candidate, partial(self._least_10fj, free)):
-            return free
-        return candidate
+        return free if self._undercuts(candidate, self._floor_of(free)) else candidate
 
-    def _is_kept(self, free: Replay) -> bool:
-        """Whether a free candidate is one for clocks at once."""
-        return self._at_once is not None and self._searched.is_for_clocks_at_once(free)
+    def _is_from_at_once(self, deadline_ns: int) -> bool:
+        """Whether the free candidate for a deadline of the grid is a plan for clocks at once."""
+        return self._at_once is not None and self._searched.is_for_clocks_at_once(deadline_ns)
 
-    def _kept(self, deadline_ns: int, free: Replay) -> Replay | None:
+    def _from_at_once(self, at_once_ns: int, free: Replay) -> Replay | None:
         """The candidate for clocks at once, where it keeps these conditions as it is.
 
         Args:
-            deadline_ns: of the grid of those candidates.
-            free: a free candidate for clocks at once that is kept.
+            at_once_ns: a grid deadline of those candidates.
+            free: a free candidate for clocks at once that keeps these conditions.
 
         Returns:
-            None where it breaks a condition, or costs more than without them, or less than the free
-            one. It may end somewhat after the deadline; then it is one for later deadlines.
+            None where it breaks a condition, or costs more than without them, or less than a floor.
+            It may end just after the deadline; then it serves later deadlines only.
         """
         assert self._at_once is not None
-        kept = self.kept(self._at_once.at(deadline_ns), self._latest_end_ns(deadline_ns))
-        if kept is None or self._is_below(kept, partial(self._least_10fj, free)):
+        kept = self.kept(self._at_once.at(at_once_ns), self._latest_end_ns(at_once_ns))
+        if kept is None or self._undercuts(kept, self._floor_of(free)):
             return None
-        return kept
+        return (
+            None if self._undercuts(kept, partial(self._at_once_floor_10fj, at_once_ns)) else kept
+        )
 
-    def _kept_free(self, deadline_ns: int) -> Replay | None:
+    def _free_from_at_once(self, at_once_ns: int) -> Replay | None:
         """The best free candidate for clocks at once, where it keeps these conditions as it is."""
         assert self._at_once is not None
-        free = self._at_once.free_by(deadline_ns, deadline_ns)
-        kept = self.kept(free, self._latest_end_ns(deadline_ns))
-        if kept is None or self._is_below(kept, partial(self._kept_bound_10fj, deadline_ns)):
-            return None
-        return kept
+        free = self._at_once.free_by(at_once_ns, at_once_ns)
+        return self.kept(free, self._latest_end_ns(at_once_ns))
 
-    def _latest_end_ns(self, deadline_ns: int) -> int:
+    def _latest_end_ns(self, at_once_ns: int) -> int:
         """When a plan for clocks at once may end that is late because the first clocks are, ns."""
-        is_first = deadline_ns == self._frontier.min_time_ns
-        return deadline_ns if is_first else deadline_ns + deadline_ns // _NEARLY_PART
+        is_first = at_once_ns == self._frontier.min_time_ns
+        return at_once_ns if is_first else at_once_ns + at_once_ns // _LATE_PART
 
-    def _least_10fj(self, free: Replay, idle_until_deadline: bool) -> float:
-        """What a candidate made from one for clocks at once that is kept costs at least, 10 fJ.
+    def _floor_of(self, free: Replay) -> Callable[[bool], float]:
+        return partial(self._floor_of_free_10fj, free)
 
-        Where changes have a price, it may cost much less.
+    def _floor_of_free_10fj(self, free: Replay, idle_until_deadline: bool) -> float:
+        """What a candidate made from a free one for clocks at once costs at least, 10 fJ.
+
+        Where changes have a price, one with fewer may cost much less.
         """
         if self.change_price_10fj:
             return -math.inf
         cost_10fj = self.cost_10fj(free, idle_until_deadline=idle_until_deadline)
         return cost_10fj - abs(cost_10fj) // KEPT_PART
 
-    def _kept_bound_10fj(self, deadline_ns: int, idle_until_deadline: bool) -> int:
-        """What free candidates for clocks at once that are kept cost at least by a deadline."""
+    def _at_once_floor_10fj(self, at_once_ns: int, idle_until_deadline: bool) -> int:
+        """What plans for clocks at once that are kept cost at least by a deadline, 10 fJ."""
         assert self._at_once is not None
-        bound_10fj = self._at_once.bound_10fj(deadline_ns, idle_until_deadline=idle_until_deadline)
-        return bound_10fj - abs(bound_10fj) // _NEARLY_PART
+        bound_10fj = self._at_once.bound_10fj(at_once_ns, idle_until_deadline=idle_until_deadline)
+        return bound_10fj - abs(bound_10fj) // _CHEAPER_PART
 
     def _fallback(self, deadline_ns: int) -> Replay:
         return self._free.best_by(deadline_ns)
