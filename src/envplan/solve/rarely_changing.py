@@ -218,8 +218,35 @@ class RarelyChangingAtOnce(RarelyChangingCandidates, GridCandidates):
         self._grid = RoundingGrid(frontier, _STEP_SHARE)
 
     def grid_deadlines(self, latest_ns: int) -> Iterator[int]:
-        """The deadlines of the grid up to a time, ns, the latest first."""
-        return self._grid.descending_from(latest_ns)
+        """The deadlines of the grid up to a time, ns, the latest first.
+
+        Between two, free candidates may get so much better that fewer changes may cost less than
+        that. The times by which they do are on the grid, too.
+        """
+        for grid_ns in self._grid.descending_from(latest_ns):
+            if self._has_jump_after(grid_ns):
+                yield from self._jumps_between(grid_ns, min(latest_ns, self._last_ns(grid_ns)))
+            yield grid_ns
+
+    def _has_jump_after(self, grid_ns: int) -> bool:
+        """Whether free candidates get much better up to the next deadline of the even grid."""
+        if self.change_price_10fj:
+            return False
+        free_10fj = self._energy_10fj(self.free_by(grid_ns, grid_ns), grid_ns)
+        return self._most_energy_10fj(self._last_ns(grid_ns), grid_ns) < free_10fj
+
+    def _jumps_between(self, grid_ns: int, latest_ns: int) -> Iterator[int]:
+        """The times after a deadline of the even grid by which free candidates get better."""
+        time_ns = self.free_by(latest_ns, grid_ns).makespan_ns
+        while time_ns > grid_ns:
+            yield time_ns
+            time_ns = self.free_by(time_ns - 1, grid_ns).makespan_ns
+
+    def _last_ns(self, grid_ns: int) -> int:
+        """The last time before the next deadline of the even grid, ns; T_star at the latest."""
+        t_star_ns = self._frontier.min_energy_time_ns
+        last_ns = max(grid_ns, self._grid.first_after(grid_ns) - 1)
+        return min(last_ns, t_star_ns) if grid_ns <= t_star_ns else last_ns
 
     def bound_10fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
         """A lower bound on what candidates by a deadline are compared by, 10 fJ.
@@ -243,7 +270,10 @@ class RarelyChangingAtOnce(RarelyChangingCandidates, GridCandidates):
         free = self.free_by(deadline_ns, deadline_ns)
         if self.change_price_10fj:
             return self._rarely_changing(free, deadline_ns, 0)
-        most_10fj = self._most_energy_10fj(deadline_ns)
+        grid_ns = next(self._grid.descending_from(deadline_ns))
+        is_even = grid_ns == deadline_ns and not self._has_jump_after(grid_ns)
+        last_ns = self._last_ns(grid_ns) if is_even else deadline_ns
+        most_10fj = self._most_energy_10fj(last_ns, deadline_ns)
         spared_10fj = max(0, most_10fj - self._energy_10fj(free, deadline_ns))
         candidate = self._rarely_changing(free, deadline_ns, spared_10fj)
 
@@ -253,13 +283,9 @@ class RarelyChangingAtOnce(RarelyChangingCandidates, GridCandidates):
         # Earlier deadlines are skipped by the free costs, so a candidate must not cost less.
         return free if self._undercuts(candidate, floor_10fj) else candidate
 
-    def _most_energy_10fj(self, deadline_ns: int) -> int:
-        """What the candidate for a deadline of the grid may use, 10 fJ."""
-        t_star_ns = self._frontier.min_energy_time_ns
-        last_ns = max(deadline_ns, self._grid.first_after(deadline_ns) - 1)
-        if deadline_ns <= t_star_ns:
-            last_ns = min(last_ns, t_star_ns)
-        least_10fj = self._energy_10fj(self.free_by(last_ns, deadline_ns), deadline_ns)
+    def _most_energy_10fj(self, time_ns: int, deadline_ns: int) -> int:
+        """What a candidate for a deadline may use if it is taken until a time, 10 fJ."""
+        least_10fj = self._energy_10fj(self.free_by(time_ns, deadline_ns), deadline_ns)
         return least_10fj + least_10fj // ENERGY_PER_ALLOWANCE
 
     def deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
