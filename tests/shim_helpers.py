@@ -38,9 +38,16 @@ sys.stdin.readline()
 """
 
 
-def logged_lines(log: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run log; the last may be half written, or left so by a killed rank."""
-    whole_lines, _, _ = log.read_text().rpartition("\n")
+def logged_lines(log: Path, *, is_ended: bool = True) -> list[dict[str, Any]]:
+    """The lines of a run log.
+
+    Args:
+        log: its file.
+        is_ended: all lines must be whole; else the last may be half written, or left so by a rank
+            that was killed, and is passed over.
+    """
+    whole_lines, _, rest = log.read_text().rpartition("\n")
+    assert not (is_ended and rest)
     return [json.loads(line) for line in whole_lines.splitlines()]
 
 

@@ -32,8 +32,8 @@ def test_late_clocks_that_cost_nothing_leave_the_plan_as_it_is() -> None:
         assert late.energy == at_once.energy
 
 
-#: What fewer changes may cost, and as much again where a plan for clocks at once is kept that late
-#: clocks make end somewhat later.
+#: What fewer changes may cost, and half as much again where a plan for clocks at once is kept that
+#: late clocks make end somewhat later.
 MOST_FOR_FEWER_CHANGES = 1.0015
 
 #: Two searches of the same quality differ by so much.

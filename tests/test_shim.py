@@ -50,8 +50,9 @@ def run_step(shim: Shim) -> None:
     shim.step()
 
 
-def lines(folder: Path, event: str) -> list[dict[str, Any]]:
-    return [line for line in logged_lines(folder / "run.jsonl") if line["event"] == event]
+def lines(folder: Path, event: str, *, is_ended: bool = True) -> list[dict[str, Any]]:
+    logged = logged_lines(folder / "run.jsonl", is_ended=is_ended)
+    return [line for line in logged if line["event"] == event]
 
 
 def wait_until_set(shim: Shim) -> None:
@@ -731,11 +732,15 @@ def test_a_rank_that_is_killed_and_started_again_follows_again(
 ) -> None:
     path = tmp_path / "run.freqplan.json"
     frequency_plan(PIPELINE).save(path)
+
+    def num_logged_steps() -> int:
+        return len(lines(tmp_path, "step", is_ended=False))
+
     for _ in range(2):  # as Ray, torchrun's elastic restart and a requeue of Slurm do
-        num_steps = len(lines(tmp_path, "step")) if (tmp_path / "run.jsonl").exists() else 0
+        num_steps = num_logged_steps() if (tmp_path / "run.jsonl").exists() else 0
         process = subprocess.Popen([sys.executable, "-c", RANK, str(path)])
         wait_for((tmp_path / "run.jsonl").exists)
-        wait_for(lambda before=num_steps: len(lines(tmp_path, "step")) > before + 5)
+        wait_for(lambda before=num_steps: num_logged_steps() > before + 5)
         process.kill()
         process.wait()
     with Shim(path, rank=0, world_size=2, every_request=True) as shim:  # at once
