@@ -344,9 +344,9 @@ class GridCandidates(Candidates):
     def _make(self, deadline_ns: int) -> Replay:
         """Make the candidate for a deadline. Raises: NoPlanInTimeError: none was found."""
 
-    @abstractmethod
     def deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
         """Grid deadlines whose candidates may be the best by a deadline, ns, the latest first."""
+        return self.grid_deadlines(self.latest_useful_ns(deadline_ns, idle_until_deadline))
 
     def _may_be_best(self, grid_deadline_ns: int, question: Question) -> bool:
         """Whether the candidate for a deadline of the grid may be the answer to a question.
@@ -434,10 +434,6 @@ class RoundedCandidates(GridCandidates):
         number = self._grid.number_of(deadline_ns)
         temperatures = _GRID_TEMPERATURES[number % len(_GRID_TEMPERATURES)]
         return self._rounded(deadline_ns, temperatures, _GRID_MOVES_SHARE)
-
-    def deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
-        """Grid deadlines whose candidates may be the best by a deadline, ns, the latest first."""
-        return self.grid_deadlines(self.latest_useful_ns(deadline_ns, idle_until_deadline))
 
     def latest_useful_ns(self, deadline_ns: int, idle_until_deadline: bool) -> int:
         """The latest time up to a deadline that candidates may be the best for, ns."""

@@ -15,7 +15,7 @@ rarely_changing_searched.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -189,6 +189,9 @@ class RarelyChangingCandidates(Candidates):
         is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
         return replay.energy_until(deadline_ns) if is_beyond_t_star else replay.energy_10fj
 
+    def _fallback(self, deadline_ns: int) -> Replay:
+        return self._free.best_by(deadline_ns)
+
     def _undercuts(self, candidate: Replay, floor_10fj: Callable[[bool], float]) -> bool:
         """Whether a candidate costs less than a floor by which the search skips deadlines.
 
@@ -287,10 +290,3 @@ class RarelyChangingAtOnce(RarelyChangingCandidates, GridCandidates):
         """What a candidate for a deadline may use if it is taken until a time, 10 fJ."""
         least_10fj = self._energy_10fj(self.free_by(time_ns, deadline_ns), deadline_ns)
         return least_10fj + least_10fj // ENERGY_PER_ALLOWANCE
-
-    def deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
-        """Grid deadlines whose candidates may be the best by a deadline, ns, the latest first."""
-        return self.grid_deadlines(self.latest_useful_ns(deadline_ns, idle_until_deadline))
-
-    def _fallback(self, deadline_ns: int) -> Replay:
-        return self._free.best_by(deadline_ns)

@@ -17,7 +17,7 @@ grids that are not later, and none that costs less than deadlines are skipped by
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -57,6 +57,8 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
             where late clocks may save energy, so these say nothing.
     """
 
+    _free: SearchedCandidates
+
     def __init__(
         self,
         frontier: Relaxation,
@@ -65,7 +67,6 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
         at_once: RarelyChangingAtOnce | None,
     ) -> None:
         super().__init__(frontier, conditions, free)
-        self._searched = free
         self._at_once = at_once
 
     def best_by(
@@ -78,7 +79,7 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
         """The best candidate that ends by a deadline."""
         idle = idle_until_deadline
         # The bound that the plan will state says best which earlier deadlines matter.
-        self._searched.bound_10fj(deadline_ns, idle_until_deadline=idle)
+        self._free.bound_10fj(deadline_ns, idle_until_deadline=idle)
         best = super().best_by(deadline_ns, idle_until_deadline=idle, is_preferred=is_preferred)
         if self._at_once is None:
             return best
@@ -105,14 +106,14 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
 
     def grid_deadlines(self, latest_ns: int) -> Iterator[int]:
         """The deadlines of the grid up to a time, ns, the latest first."""
-        return self._searched.grid_deadlines(latest_ns)
+        return self._free.grid_deadlines(latest_ns)
 
     def deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
         """Grid deadlines whose candidates may be the best by a deadline, ns, the latest first."""
-        return self._searched.deadlines_to_try(deadline_ns, idle_until_deadline)
+        return self._free.deadlines_to_try(deadline_ns, idle_until_deadline)
 
     def _may_be_best(self, grid_deadline_ns: int, question: Question) -> bool:
-        free = self._searched.at(grid_deadline_ns)
+        free = self._free.at(grid_deadline_ns)
         if free.makespan_ns > question.deadline_ns:
             return False
         if self._is_from_at_once(grid_deadline_ns):
@@ -120,17 +121,17 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
             if floor_10fj >= question.enough_10fj:
                 return False
         is_beyond_t_star = grid_deadline_ns > self._frontier.min_energy_time_ns
-        cost_10fj = partial(self._searched.cost_10fj, idle_until_deadline=is_beyond_t_star)
+        cost_10fj = partial(self._free.cost_10fj, idle_until_deadline=is_beyond_t_star)
         return all(cost_10fj(free) < cost_10fj(one) for one in self._just_before(grid_deadline_ns))
 
     def _just_before(self, deadline_ns: int) -> Iterator[Replay]:
         """The free candidates for the deadlines of the grid just before one."""
         for earlier_ns in islice(self.grid_deadlines(deadline_ns - 1), _NUM_JUST_BEFORE):
             with suppress(NoPlanInTimeError):
-                yield self._searched.at(earlier_ns)
+                yield self._free.at(earlier_ns)
 
     def _make(self, deadline_ns: int) -> Replay:
-        free = self._searched.at(deadline_ns)
+        free = self._free.at(deadline_ns)
         time_ns = free.makespan_ns
         spared_10fj = self._energy_10fj(free, time_ns) // ENERGY_PER_ALLOWANCE
         if not self._is_from_at_once(deadline_ns):
@@ -148,11 +149,15 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
             if not self._undercuts(kept, bound_10fj):
                 return kept
         candidate = self._rarely_changing(free, time_ns, spared_10fj)
-        return free if self._undercuts(candidate, self._floor_of(free)) else candidate
+        return (
+            free
+            if self._undercuts(candidate, partial(self._floor_of_free_10fj, free))
+            else candidate
+        )
 
     def _is_from_at_once(self, deadline_ns: int) -> bool:
         """Whether the free candidate for a deadline of the grid is a plan for clocks at once."""
-        return self._at_once is not None and self._searched.is_for_clocks_at_once(deadline_ns)
+        return self._at_once is not None and self._free.is_for_clocks_at_once(deadline_ns)
 
     def _from_at_once(self, at_once_ns: int, free: Replay) -> Replay | None:
         """The candidate for clocks at once, where it keeps these conditions as it is.
@@ -167,7 +172,7 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
         """
         assert self._at_once is not None
         kept = self.kept(self._at_once.at(at_once_ns), self._latest_end_ns(at_once_ns))
-        if kept is None or self._undercuts(kept, self._floor_of(free)):
+        if kept is None or self._undercuts(kept, partial(self._floor_of_free_10fj, free)):
             return None
         return (
             None if self._undercuts(kept, partial(self._at_once_floor_10fj, at_once_ns)) else kept
@@ -184,9 +189,6 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
         is_first = at_once_ns == self._frontier.min_time_ns
         return at_once_ns if is_first else at_once_ns + at_once_ns // _LATE_PART
 
-    def _floor_of(self, free: Replay) -> Callable[[bool], float]:
-        return partial(self._floor_of_free_10fj, free)
-
     def _floor_of_free_10fj(self, free: Replay, idle_until_deadline: bool) -> float:
         """What a candidate made from a free one for clocks at once costs at least, 10 fJ.
 
@@ -202,6 +204,3 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
         assert self._at_once is not None
         bound_10fj = self._at_once.bound_10fj(at_once_ns, idle_until_deadline=idle_until_deadline)
         return bound_10fj - abs(bound_10fj) // _CHEAPER_PART
-
-    def _fallback(self, deadline_ns: int) -> Replay:
-        return self._free.best_by(deadline_ns)
