@@ -123,6 +123,58 @@ main()
     assert said == (130, "", "envplan: error: interrupted\n")
 
 
+# Python cannot raise what comes in the callback of a weak reference. matplotlib has many of these.
+_LOSING = """
+import os, signal, sys, weakref
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent does with it
+class Thing: pass
+def lose_an_interruption(*_):
+    thing = Thing()
+    reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    del thing
+"""
+
+
+def test_an_interruption_that_a_library_turns_into_another_error_is_one_line() -> None:
+    code = (
+        _LOSING
+        + """
+import envplan
+from envplan.cli.app import main
+def profiles():
+    lose_an_interruption()
+    raise TypeError("incompatible function arguments")
+envplan.builtin_profiles = profiles
+sys.argv = ["envplan", "profiles"]
+main()
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    said = (done.returncode, done.stdout, done.stderr)
+    assert said == (130, "", "envplan: error: interrupted\n")
+
+
+def test_a_watch_ends_although_a_library_loses_its_interruption() -> None:
+    code = (
+        _LOSING
+        + """
+from envplan.cli.invocation import Invocation
+from envplan.cli.site_orders import follow_signal
+class Watch:
+    def round(self):
+        lose_an_interruption()
+        yield from ()
+with Invocation().running():
+    follow_signal(Watch(), 0.0)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    said = (done.returncode, done.stdout, done.stderr)
+    assert said == (0, "stopped; jobs go on under their last orders\n", "")
+
+
 def test_with_json_an_error_is_a_document_too() -> None:
     ran = envplan("solve", "nothing.csv", "--json")
     document = json.loads(ran.out)

@@ -201,7 +201,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _exit_code(words: list[str], call: Invocation) -> int:
     """Run the command that the words name; an error becomes a line and an exit code."""
     try:
-        code = app(words, prog_name="envplan", standalone_mode=False)
+        with call.interruptible():
+            code = app(words, prog_name="envplan", standalone_mode=False)
         sys.stdout.flush()
         for warning in call.warnings:  # an error stands alone
             print(f"envplan: warning: {warning}", file=sys.stderr)

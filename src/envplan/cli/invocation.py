@@ -6,15 +6,19 @@ finds it by `invocation()`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from envplan._io.files import check_writable, same_file
-from envplan.errors import InputError
+from envplan.errors import EnvplanError, InputError
 
 
 @dataclass
@@ -27,6 +31,8 @@ class Invocation:
         quiet: whether nothing but errors is printed.
         color: whether to print in colours; None where the terminal decides.
         warnings: about what is probably not meant, each once, in order; printed in the end.
+        interrupted: whether Ctrl-C has come. What runs until then asks it each time around, because
+            libraries lose a KeyboardInterrupt that comes while they clean up, as matplotlib does.
     """
 
     command: str = ""
@@ -34,6 +40,7 @@ class Invocation:
     quiet: bool = False
     color: bool | None = None
     warnings: dict[str, None] = field(default_factory=dict)
+    interrupted: bool = False
     _inputs: list[str | Path] = field(default_factory=list)
     _outputs: list[Path] = field(default_factory=list)
 
@@ -44,12 +51,47 @@ class Invocation:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Make this the invocation that runs."""
+        """Make this the invocation that runs, and that Ctrl-C interrupts."""
         token = _RUNNING.set(self)
+        usual_handler, usual_hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+        handles_ctrl_c = usual_handler is signal.default_int_handler and (
+            threading.current_thread() is threading.main_thread()
+        )
+        if handles_ctrl_c:
+            signal.signal(signal.SIGINT, self.interrupt)
+            sys.unraisablehook = partial(_report_unless_interruption, usual_hook)
         try:
             yield
         finally:
+            if handles_ctrl_c:
+                sys.unraisablehook = usual_hook
+                signal.signal(signal.SIGINT, usual_handler)
             _RUNNING.reset(token)
+
+    def interrupt(self, *_: object) -> None:
+        """Do what Ctrl-C does, as the handler of a signal.
+
+        Raises:
+            KeyboardInterrupt: always.
+        """
+        self.interrupted = True
+        raise KeyboardInterrupt
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Have an interruption end in KeyboardInterrupt, not in what a library makes of it.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C has come, and an error that is not ours after it.
+        """
+        try:
+            yield
+        except EnvplanError:
+            raise
+        except Exception as error:
+            if self.interrupted:
+                raise KeyboardInterrupt from error
+            raise
 
     def will_read(self, *inputs: str | Path | None) -> None:
         """Note input files: no output may replace one by what is made from it.
@@ -87,6 +129,14 @@ class Invocation:
         for output in self._outputs:
             if any(same_file(path, output) for path in self._inputs):
                 raise InputError("is an input itself; choose another output file", path=output)
+
+
+def _report_unless_interruption(
+    report: Callable[[sys.UnraisableHookArgs], object], lost: sys.UnraisableHookArgs
+) -> None:
+    """Report an exception that nobody could catch; an interruption is remembered anyway."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        report(lost)
 
 
 _RUNNING: Final[ContextVar[Invocation]] = ContextVar("invocation")

@@ -175,14 +175,15 @@ def follow_signal(watch: SiteWatch, every_s: float) -> None:
         watch: does the rounds.
         every_s: from one round's begin to the next one's.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with suppress(KeyboardInterrupt):  # the usual end of it
-        while True:
+    call = invocation()
+    signal.signal(signal.SIGTERM, call.interrupt)
+    with suppress(KeyboardInterrupt), call.interruptible():  # the usual end of it
+        while not call.interrupted:
             begin_s = time.monotonic()
             for event in watch.round():
                 tell(event)
             time.sleep(max(0.0, begin_s + every_s - time.monotonic()))
-    if not (invocation().json or invocation().quiet):
+    if not (call.json or call.quiet):
         ui.say("stopped; jobs go on under their last orders")
 
 

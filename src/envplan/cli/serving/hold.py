@@ -70,7 +70,7 @@ def hold(
     options: dict[str, str | int] = {}
     if backend == "modelled":
         options = {"gpu": modelled_model(applied.gpu), "count": applied.gpus_per_node}
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, invocation().interrupt)
     with (
         suppress(KeyboardInterrupt),  # the usual end of holding
         hold_clocks(applied, node, backend=backend, backend_options=options) as guards,
