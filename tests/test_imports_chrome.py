@@ -234,6 +234,8 @@ def test_mapping_that_does_not_fit_the_trace_is_refused(
         (b'[{"ph": "X", "name": "fwd", "ts": "3"}]', 'a number of microseconds, not "3"'),
         (b'[{"ph": "X", "name": "fwd", "ts": NaN}]', "ts must be a number"),
         (b'[{"ph": "X", "name": "fwd", "ts": 1e999999999}]', "ts must be a number"),
+        (b'[{"ph": "X", "name": "fwd", "ts": 1e9999999999999999999}]', "a number too large"),
+        (b'[{"ph": "X", "name": "fwd", "ts": 1e-9999999999999999999}]', "a number too large"),
         (b'[{"ph": "X", "name": "fwd", "ts": 3, "dur": -1}]', "dur must be a number"),
         (b"[]", "no event is a backward"),
         (gzip.compress(b"[]", mtime=0)[:-9], "cannot be read"),

@@ -9,7 +9,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple
 
 from envplan._io.files import read_bounded
@@ -64,8 +64,8 @@ def _listed_events(path: str | os.PathLike[str]) -> list[Any]:
     data = read_bounded(path, MAX_TRACE_BYTES)
     try:  # traces break rules that our own files keep, and their times want all their digits
         document = json.loads(data.decode("utf-8-sig", errors="replace"), parse_float=Decimal)
-    except (RecursionError, ValueError) as error:
-        reason = getattr(error, "msg", "nested too deeply, or a number too long")
+    except (RecursionError, ValueError, InvalidOperation) as error:
+        reason = getattr(error, "msg", "nested too deeply, or a number too large or too small")
         line, column = getattr(error, "lineno", None), getattr(error, "colno", None)
         raise InputError(f"not valid JSON: {reason}", line=line, column=column) from None
     events = document.get("traceEvents") if isinstance(document, dict) else document
