@@ -264,22 +264,29 @@ def test_candidates_for_sooner_clocks_never_use_more_than_later_ones_that_are_in
                 assert candidates(latency_ns).at(deadline_ns).energy_10fj <= sooner.energy_10fj
 
 
-def test_clocks_that_come_sooner_may_save_less_than_any_later_ones() -> None:
+@pytest.mark.parametrize(
+    ("ask", "deadline", "least_j"),
+    [
+        ("start", 2.5, {0.0: 60.0, 0.5: 60.0, 1.0: 50.0, 1.5: 50.0, 2.0: 60.0}),
+        ("ahead", 3.25, {0.0: 40.0, 0.25: 37.5, 0.5: 35.0}),
+    ],
+)
+def test_clocks_that_come_sooner_may_save_less_than_any_later_ones(
+    ask: Ask, deadline: float, least_j: dict[float, float]
+) -> None:
     # An operation whose clock comes late does a part of its work at the clock before, and so takes
     # a time that none of its rows has. No search can do without: all choices are tried.
     rows = [(0, name, mhz, time, energy) for name in ("forward", "backward")
             for mhz, time, energy in ((1000, 2.0, 10.0), (2000, 1.0, 30.0))]  # fmt: skip
     frontier = trace_frontier(Pipeline("1f1b", 1, 1), Profile.from_rows(rows), blocking_power=0)
-    least = {}
-    for latency in (0.0, 0.5, 1.0, 1.5, 2.0):
-        machine = Machine(ns_from_s(latency), "start")
+    for latency, energy_j in least_j.items():
+        machine = Machine(ns_from_s(latency), ask)
         choices = (np.array(rows, np.int32) for rows in product(range(2), repeat=2))
         replays = [frontier.problem.replay(rows, machine) for rows in choices]
-        in_time = [one.energy_10fj for one in replays if one.makespan_ns <= 2.5e9]
-        least[latency] = j_from_10fj(min(in_time))
-        plan = frontier.plan(2.5, switch_latency=latency, ask="start")
-        assert plan.energy == least[latency]
-    assert least == {0.0: 60.0, 0.5: 60.0, 1.0: 50.0, 1.5: 50.0, 2.0: 60.0}
+        in_time = [one.energy_10fj for one in replays if one.makespan_ns <= ns_from_s(deadline)]
+        assert j_from_10fj(min(in_time)) == energy_j
+        plan = frontier.plan(deadline, switch_latency=latency, ask=ask)
+        assert plan.energy == energy_j
 
 
 def _nanoseconds(options: dict[str, list[tuple[int, float]]], blocking: float) -> Frontier:
