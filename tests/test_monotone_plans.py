@@ -74,6 +74,10 @@ def test_later_deadlines_never_use_more_in_a_large_pipeline(options: dict[str, A
     assert energies_j == sorted(energies_j, reverse=True)
 
 
+#: Shares of the way from the least budget to the most; among these, larger ones once were answered
+#: by slower plans.
+BUDGET_SHARES = np.arange(54, 83) / 99
+
 #: Shares of the way from T_min to T_star around which later deadlines once cost more.
 ONCE_DEARER_LATER = (0.14, 0.17, 0.2, 0.58, 0.93)
 
@@ -125,12 +129,23 @@ def test_prices_of_a_deadline_are_the_same_whatever_was_asked_before(
         np.testing.assert_array_equal(flow, flows[0])
 
 
-def test_larger_budgets_are_kept_by_faster_plans() -> None:
-    frontier = frontier_of("a40-gpt3-1.3b-4stage", 8)
-    least_j = frontier.energies.min()
-    span_j = frontier.energies.max() - least_j
-    budgets_j = [float(least_j + span_j * share) for share in (0.05, 0.1, 0.15, 0.2, 0.3, 0.6)]
-    times = [frontier.plan(energy_budget=budget_j).iteration_time for budget_j in budgets_j]
+@pytest.mark.parametrize("budget", ["energy_budget", "power_cap"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"switch_latency": 0.02, "min_dwell": 0.1},
+        {"switch_latency": 0.05, "ask": "start"},
+    ],
+)
+def test_larger_budgets_are_kept_by_faster_plans(budget: str, options: dict[str, Any]) -> None:
+    frontier = frontier_of("a40-gpt3-1.3b-4stage", 6)
+    energies_j, times_s = frontier.energies, frontier.times
+    least, most = energies_j.min(), energies_j.max()
+    if budget == "power_cap":
+        least, most = (energies_j / times_s).min(), (energies_j / times_s).max()
+    budgets = [float(least + (most - least) * share) for share in BUDGET_SHARES]
+    times = [frontier.plan(**{budget: one}, **options).iteration_time for one in budgets]
     assert times == sorted(times, reverse=True)
 
 

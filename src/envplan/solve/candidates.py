@@ -229,8 +229,8 @@ class Candidates(ABC):
         """The fastest choice known, int32 (N,), whatever it uses."""
 
     @abstractmethod
-    def faster_than(self, replay: Replay) -> Replay:
-        """The fastest candidate that a search finds just before another one, or that one itself."""
+    def faster_than(self, replay: Replay) -> list[Replay]:
+        """Candidates that searches find just before another one, the fastest first."""
 
     @abstractmethod
     def polished(
@@ -394,9 +394,10 @@ class RoundedCandidates(GridCandidates):
         """The fastest option of each operation, int32 (N,): option 0."""
         return np.zeros_like(self._frontier.problem.table)
 
-    def faster_than(self, replay: Replay) -> Replay:
-        """The replay itself: rounded optima use all of their time."""
-        return replay
+    def faster_than(self, replay: Replay) -> list[Replay]:
+        """None: rounded optima use all of their time."""
+        del replay
+        return []
 
     def polished(
         self, incumbent: Replay, deadline_ns: int, *, idle_until_deadline: bool, seconds: float

@@ -21,7 +21,7 @@ from envplan.frontier import Progress, Relaxation
 from envplan.replay import Replay
 from envplan.request.limits import HoldsWithProbability, LimitContext
 from envplan.solve.candidates import Candidates
-from envplan.solve.deadline_solver import MAX_BISECTIONS, bisect_first_feasible
+from envplan.solve.deadline_solver import FINE_RESOLUTION, bisect_first_feasible
 from envplan.solve.limit_keeper import MAX_PROOFS, LimitKeeper
 from envplan.solve.solution import NoPlanInTimeError, Solution
 
@@ -112,7 +112,9 @@ def solve_with_probability(
 
     for attempt in range(MAX_PROOFS):
         likely_replay = partial(replay_if_likely, attempt=attempt)
-        replay = bisect_first_feasible(-1, SpeedLadder.top, likely_replay, MAX_BISECTIONS, progress)
+        replay = bisect_first_feasible(
+            -1, SpeedLadder.top, likely_replay, resolution=FINE_RESOLUTION, progress=progress
+        )
         if replay is None:
             replay = fastest
         robustness = limit.certify(replay, context, attempt=attempt)

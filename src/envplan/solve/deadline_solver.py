@@ -15,11 +15,10 @@ from envplan.request import Request
 from envplan.solve.relaxed_cost import EnergyCurve, relaxed_cost_minima
 from envplan.units import ns_from_s, ns_from_s_floor
 
-#: Of a bisection, as a part of its span.
-_RESOLUTION: Final = 1000
-MAX_BISECTIONS: Final = _RESOLUTION.bit_length()
-#: Where each step takes long.
-FEW_BISECTIONS: Final = 6
+#: A bisection that need not be exact ends where so many of what is left make up its span.
+FINE_RESOLUTION: Final = 1000
+#: The same where each step takes long.
+COARSE_RESOLUTION: Final = 64
 
 Answer = TypeVar("Answer")
 
@@ -84,23 +83,29 @@ class DeadlineSolver(ABC, Generic[Answer]):
             NoAnswerError: there is none.
         """
         curve = self.curve
-        earliest = self.earliest_from(curve.min_time_ns, curve.min_energy_time_ns)
+        earliest = self.earliest_from(
+            curve.min_time_ns, curve.min_energy_time_ns, resolution=FINE_RESOLUTION
+        )
         return self.solve_by(curve.slowest_time_ns) if earliest is None else earliest
 
     def earliest_from(
-        self, first_ns: int, middle_ns: int, max_bisections: int = MAX_BISECTIONS
+        self, first_ns: int, middle_ns: int, *, resolution: int | None = None
     ) -> Answer | None:
         """The answer of the earliest deadline found from a first one on.
 
         Args:
             first_ns: the first deadline.
             middle_ns: deadlines up to here are looked at first, then those up to T_max.
-            max_bisections: of each span.
+            resolution: as for bisect_first_feasible, of each span.
         """
         spans = (first_ns - 1, middle_ns), (middle_ns, self.curve.slowest_time_ns)
         for above_ns, up_to_ns in spans:
             answer = bisect_first_feasible(
-                above_ns, up_to_ns, self.solve_by_or_none, max_bisections, self._progress
+                above_ns,
+                up_to_ns,
+                self.solve_by_or_none,
+                resolution=resolution,
+                progress=self._progress,
             )
             if answer is not None:
                 return answer
@@ -147,7 +152,8 @@ def bisect_first_feasible(
     above: int,
     up_to: int,
     solve: Callable[[int], Answer | None],
-    max_bisections: int,
+    *,
+    resolution: int | None = None,
     progress: Progress | None = None,
 ) -> Answer | None:
     """The answer of the least number found that has one.
@@ -156,7 +162,8 @@ def bisect_first_feasible(
         above: numbers greater than this.
         up_to: and not greater than this; None comes back if this has no answer.
         solve: the answer of a number, None where it has none.
-        max_bisections: at most so many.
+        resolution: the number found is the least up to one part in so many of the span; None:
+            exactly, if all numbers after it have answers.
         progress: called with (bisections to go, 0).
     """
     if up_to <= above:
@@ -169,12 +176,10 @@ def bisect_first_feasible(
     if best is None:
         return None
     infeasible, feasible = first, up_to
-    resolution = max(1, (feasible - infeasible) // _RESOLUTION)
-    for step in range(max_bisections):
-        if feasible - infeasible <= resolution:
-            break
+    near_enough = 1 if resolution is None else max(1, (feasible - infeasible) // resolution)
+    while feasible - infeasible > near_enough:
         if progress is not None:
-            progress(max_bisections - step, 0)
+            progress(((feasible - infeasible) // near_enough).bit_length(), 0)
         middle = (infeasible + feasible) // 2
         answer = solve(middle)
         if answer is None:

@@ -145,6 +145,7 @@ class SearchedCandidates(GridCandidates):
         self._late_bounds = late_bounds
         self._grid = SearchGrid(frontier, is_slow=self._has_good_starts)
         self._kept_deadlines_ns: set[int] = set()
+        self._found_between_grid: dict[int, Replay | None] = {}
         self._peak_power: PeakPowerHeuristic | None = None
         peak_10uw = self._penalties.peak_10uw
         if peak_10uw is not None:
@@ -222,23 +223,32 @@ class SearchedCandidates(GridCandidates):
         """The choice of the fastest candidate, int32 (N,)."""
         return self.fastest.rows
 
-    def faster_than(self, replay: Replay) -> Replay:
-        """The fastest candidate that searches find between the grid and another candidate.
+    def faster_than(self, replay: Replay) -> list[Replay]:
+        """Candidates that searches find between the grid and another candidate, the fastest first.
 
-        Returns:
-            That one itself where they find none.
+        Searches are made for fixed deadlines, and none of their candidates ends before the grid's
+        last deadline: so what a smaller budget finds here is not faster than what a larger one
+        finds in an earlier step of the grid.
         """
-        if replay.makespan_ns <= self._frontier.min_time_ns:
-            return replay  # nothing is faster than T_min
-        latest_ns = replay.makespan_ns - 1
-        span_ns = latest_ns - next(self.grid_deadlines(latest_ns), latest_ns)
-        replays = [replay]
-        for k in range(_SEARCHES_FOR_LEAST_TIME):
-            deadline_ns = latest_ns - span_ns * k // _SEARCHES_FOR_LEAST_TIME
+        end_ns = self._grid.first_from(replay.makespan_ns)
+        begin_ns = next(self.grid_deadlines(replay.makespan_ns - 1), None)
+        if begin_ns is None or end_ns is None:
+            return []  # nothing is faster than T_min
+        candidates = []
+        for k in range(1, _SEARCHES_FOR_LEAST_TIME + 1):
+            deadline_ns = begin_ns + (end_ns - begin_ns) * k // _SEARCHES_FOR_LEAST_TIME
+            candidate = self._between_grid(deadline_ns)
+            if candidate is not None and begin_ns < candidate.makespan_ns < replay.makespan_ns:
+                candidates.append(candidate)
+        return sorted(candidates, key=lambda candidate: candidate.makespan_ns)
+
+    def _between_grid(self, deadline_ns: int) -> Replay | None:
+        """What a full search finds for any deadline, made once; None where it finds nothing."""
+        known = self._found_between_grid
+        if deadline_ns not in known:
             result = self._full_search(deadline_ns)
-            if result.holds:
-                replays.append(self.replay(result.choice))
-        return min(replays, key=lambda candidate: candidate.makespan_ns)
+            known[deadline_ns] = self.replay(result.choice) if result.holds else None
+        return known[deadline_ns]
 
     def deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
         """Grid deadlines whose candidates may be the best by a deadline, ns, the latest first."""

@@ -78,8 +78,8 @@ class RarelyChangingCandidates(Candidates):
         """The fastest choice known, int32 (N,), whatever it uses."""
         return self._free.fastest_choice
 
-    def faster_than(self, replay: Replay) -> Replay:
-        """The fastest candidate that a search finds just before another one, or that one itself."""
+    def faster_than(self, replay: Replay) -> list[Replay]:
+        """Candidates that searches find just before another one, the fastest first."""
         return self._free.faster_than(replay)
 
     def polished(

@@ -17,8 +17,7 @@ from envplan.solve.chance_constraint import SpeedLadder
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.deadline_search import DeadlineSearch
 from envplan.solve.deadline_solver import (
-    FEW_BISECTIONS,
-    MAX_BISECTIONS,
+    COARSE_RESOLUTION,
     DeadlineSolver,
     bisect_first_feasible,
 )
@@ -139,7 +138,7 @@ class RequestSolver(DeadlineSolver[Solution]):
             -end_ns,
             -earliest_ns,
             lambda negative_ns: self.solve_by_or_none(-negative_ns),
-            FEW_BISECTIONS,
+            resolution=COARSE_RESOLUTION,
         )
 
     def _least_energy_by(self, deadline_ns: int) -> Solution:
@@ -199,18 +198,20 @@ class RequestSolver(DeadlineSolver[Solution]):
     def fastest(self) -> Solution:
         """The fastest solution found that keeps all limits.
 
-        Energy and power fall along the frontier, but for rounding, so deadlines are bisected.
+        A later deadline never costs more, so deadlines are bisected to the first whose solution is
+        within a budget. A larger budget has no later one.
 
         Raises:
             NoAnswerError: none keeps them; says by how much.
         """
-        frontier = self.frontier
-        middle_ns, max_bisections = frontier.min_energy_time_ns, MAX_BISECTIONS
+        frontier, resolution = self.frontier, None
+        middle_ns = frontier.min_energy_time_ns
         if not self._conditions.for_candidates().is_plain:
             middle_ns = max(middle_ns, self._candidates.fastest.makespan_ns)
-            max_bisections = FEW_BISECTIONS
+        if self._keeper.probability is not None:
+            resolution = COARSE_RESOLUTION  # each proof takes some thousand replays
         earliest_ns = min(self._earliest_by_relaxation_ns(), frontier.slowest_time_ns)
-        solution = self.earliest_from(earliest_ns, middle_ns, max_bisections)
+        solution = self.earliest_from(earliest_ns, middle_ns, resolution=resolution)
         if solution is not None:
             return self._made_faster(solution)
         safest = self._safest_choice()
@@ -234,11 +235,11 @@ class RequestSolver(DeadlineSolver[Solution]):
         """A faster solution that a search finds just before one, or that one itself."""
         if self._keeper.probability is not None:
             return solution  # a faster one would have to be proved anew
-        replay = self._candidates.faster_than(solution.replay)
-        context = self._keeper.context(replay.makespan_ns)
-        if not self._keeper.keeps(replay, context, self._keeper.exact_limits):
-            return solution
-        return Solution(replay, replay.makespan_ns)
+        for replay in self._candidates.faster_than(solution.replay):
+            context = self._keeper.context(replay.makespan_ns)
+            if self._keeper.keeps(replay, context, self._keeper.exact_limits):
+                return Solution(replay, replay.makespan_ns)
+        return solution
 
     def _safest_choice(self) -> Rows | None:
         """The choice that keeps one of the limits best, whatever it costs; None: none is known."""
@@ -269,7 +270,7 @@ class RequestSolver(DeadlineSolver[Solution]):
             replay = self._candidates.replay(choice)
             return Solution(replay, replay.makespan_ns) if self._keeps_all(replay) else None
 
-        solution = bisect_first_feasible(0, num_operations, morph, num_operations.bit_length())
+        solution = bisect_first_feasible(0, num_operations, morph)
         if solution is None:
             replay = self._candidates.replay(safest)
             context = self._keeper.context(replay.makespan_ns)
