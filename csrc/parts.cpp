@@ -381,7 +381,12 @@ class Composition {
         if (corner.cost <= kept[k].cost || line.weigh(corner) < weight_on_line - kMargin) continue;
         append_choices_in_triangle(kept[k - 1], kept[k], line, weight_on_line, share, &more);
       }
-      kept.insert(kept.end(), more.begin(), more.end());
+      for (const Choice& choice : more) {
+        // Within the error of floating point the triangle has others, too, such as a vertex beside.
+        const bool is_between = faster.time < choice.time && choice.time < cheaper.time &&
+                                faster.cost > choice.cost && choice.cost > cheaper.cost;
+        if (is_between) kept.push_back(choice);
+      }
       keep_best(&kept, 0);
     }
     choices->insert(choices->end(), kept.begin() + 1, kept.end() - 1);

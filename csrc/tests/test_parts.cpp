@@ -1,4 +1,5 @@
 // Options of an operation from those of its parts.
+#include <algorithm>
 #include <stdexcept>
 
 #include "../parts.hpp"
@@ -75,6 +76,23 @@ void a_slack_beyond_all_energies_is_refused() {
   CHECK(compose(shape.problem(0, 0, 0, (std::int64_t{1} << 62) - 1), 1000).size() >= 1);
 }
 
+void an_option_of_days_leaves_the_short_ones_as_they_are() {
+  // Beside the long one, the short ones take the same in floating point, but for its error.
+  const std::vector<Index> option_begin{0, 3};
+  const std::vector<Time> time{562949835980550, 50, 267};
+  const std::vector<std::int64_t> energy{878, 2942, 2343};
+  const std::uint8_t asks = 0;
+  const auto found = compose(
+      {1, 1, 3, option_begin.data(), time.data(), energy.data(), &asks, 56, 78, 15, 318}, 1000);
+  CHECK(found.size() == 3);
+  const std::vector<Index> fastest_first{1, 2, 0};
+  for (std::size_t k = 0; k < found.size(); ++k) {
+    const Index option = fastest_first[std::min<std::size_t>(k, 2)];
+    CHECK(found[k].options == std::vector<Index>{option});
+    CHECK(found[k].time == time[option] && found[k].energy == energy[option]);
+  }
+}
+
 void too_many_options_are_refused() {
   const Shape shape;
   bool refused = false;
@@ -111,6 +129,7 @@ int main() {
   waiting_makes_slower_options_worth_having();
   slack_keeps_the_hull();
   a_slack_beyond_all_energies_is_refused();
+  an_option_of_days_leaves_the_short_ones_as_they_are();
   too_many_options_are_refused();
   options_that_contradict_each_other_are_refused();
   return envplan::test::summary("parts");
