@@ -241,6 +241,8 @@ def test_order_of_groups_is_megatrons() -> None:
         ({"pipeline_model_parallel_size": "4"}, "must be a whole number"),
         ({"pipeline_model_parallel_layout": "Et|t|tL"}, "of 3 model stages for 2 ranks"),
         ({"pipeline_model_parallel_layout": "E(t|)*99999L"}, "is too long"),
+        ({"pipeline_model_parallel_size": 131_000}, "make 131000 model stages; at most 4096"),
+        ({"virtual_pipeline_model_parallel_size": 22_222}, "at most 4096"),
         ({"overlap_moe_expert_parallel_comm": True}, "a forward and a backward together"),
         ({"num_layers": 13, "num_layers_per_virtual_pipeline_stage": 3}, "13 layers do not make"),
         ({"num_layers_per_virtual_pipeline_stage": 3}, "no num_layers"),

@@ -30,6 +30,8 @@ __all__ = ["layers_per_stage", "read_megatron", "read_megatron_file"]
 _GROUP: Final = re.compile(r"\(([^)]+)\)\*(\d{1,5})")
 _LETTER: Final = re.compile(r"(.)\*(\d{1,5})")
 _LONGEST: Final = 100_000
+#: Models have no more layers than that. A line that asks for many more is a mistake.
+_MOST_MODEL_STAGES: Final = 4096
 
 #: An argument of Megatron-LM in a script, or in a YAML file of its tests, and its value if any.
 _ARGUMENT: Final = re.compile(
@@ -85,7 +87,13 @@ def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedS
     microbatches = num_microbatches or _microbatches(config, stages)
     refuse_too_large(2 * stages * microbatches)
     chunks = _num_chunks(config, stages)
-    refuse_too_large(2 * stages * microbatches * (chunks or 1))
+    num_model_stages = stages * (chunks or 1)
+    if num_model_stages > _MOST_MODEL_STAGES:
+        raise InputError(
+            f"ranks x chunks make {num_model_stages} model stages; at most {_MOST_MODEL_STAGES} "
+            "are possible"
+        )
+    refuse_too_large(2 * num_model_stages * microbatches)
     if chunks is None or stages == 1:
         orders = one_forward_one_backward(stages, microbatches, 1)
     else:
