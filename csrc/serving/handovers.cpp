@@ -7,12 +7,11 @@
 namespace envplan::serving {
 
 // The context stays here, as part of what prompts use, until it is at its destination.
-void Replay::hand_over(Instance& i, const Prompt& prompt) {
+void Replay::hand_over(Instance& i, const Prompt& prompt, int32_t decode_pool) {
   const int32_t request = prompt.request;
-  const int32_t pool = router_.decode_pool(i.pool);
   const Router::Arrival arrival{request, static_cast<double>(requests_.input[request]),
                                 lengths_.output(request)};
-  const Router::Choice choice = router_.choose_to_decode(pool, arrival, instances_);
+  const Router::Choice choice = router_.choose_to_decode(decode_pool, arrival, instances_);
   const auto release = [&] {
     i.memory.prompts -= prompt.length(requests_);
     i.memory.reserved -= prompt.reserve;
@@ -25,7 +24,7 @@ void Replay::hand_over(Instance& i, const Prompt& prompt) {
   }
   ++i.going;
   if (choice.instance < 0) {
-    unplaced_.push_back({prompt, number(i)});
+    unplaced_.push_back({prompt, number(i), decode_pool});
     return;
   }
   Instance& to = instances_[choice.instance];

@@ -35,6 +35,12 @@ struct Handover {
   double reserve_here = 0;  // tokens of memory that are kept for it at its destination
 };
 
+// A prompt that was through when no instance decoded.
+struct Unplaced {
+  Prompt prompt;
+  int32_t from, pool;  // the instance where it ran, and where it is to decode
+};
+
 struct Link {
   double bytes_s = 1e300;  // > 0
   double free = 0;         // when it is through with what has been put on it, s

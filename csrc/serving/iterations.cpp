@@ -192,8 +192,9 @@ void Replay::end_prompt(Instance& i, const Prompt& through) {
   const int32_t request = prompt.request;
   if (prompt.generated == 0) prompt.first_token = now_;
   if (prompt.generated + 1 < requests_.output[request]) {
-    if (router_.decode_pool(i.pool) >= 0) {
-      hand_over(i, prompt);
+    const int32_t decode_pool = router_.decode_pool(i.pool);
+    if (decode_pool >= 0) {
+      hand_over(i, prompt, decode_pool);
       return;
     }
     i.memory.prompts -= prompt.length(requests_);

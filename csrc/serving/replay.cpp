@@ -77,6 +77,7 @@ int32_t Replay::start(int32_t pool, int32_t size, int32_t clock, bool managed, d
 
 void Replay::make_pool(int32_t pool) {
   Router::check_pool(pool);
+  router_.ensure_pool(pool);
   const auto pools = static_cast<std::size_t>(pool) + 1;
   if (pool_energy_.size() < pools) pool_energy_.resize(pools, 0.0);
 }
@@ -195,7 +196,7 @@ void Replay::finish() {
     for (const Handover& handover : i.arrived) count_prompt(handover.prompt);
   }
   for (const Transfer& transfer : transfers_.running()) count_prompt(transfer.handover.prompt);
-  for (const Handover& handover : unplaced_) count_prompt(handover.prompt);
+  for (const Unplaced& unplaced : unplaced_) count_prompt(unplaced.prompt);
   for (const int32_t request : stranded_) count_finished(request, kNever, kNever);
 }
 
@@ -209,11 +210,11 @@ void Replay::handle_event(Instance& i) {
       waiting.swap(stranded_);
       start_next(i);
       for (const int32_t request : waiting) arrive(request);
-      std::vector<Handover> unplaced;
+      std::vector<Unplaced> unplaced;
       unplaced.swap(unplaced_);
-      for (const Handover& handover : unplaced) {
-        --instances_[handover.from].going;
-        hand_over(instances_[handover.from], handover.prompt);
+      for (const Unplaced& one : unplaced) {
+        --instances_[one.from].going;
+        hand_over(instances_[one.from], one.prompt, one.pool);
       }
       return;
     }

@@ -148,7 +148,7 @@ class Replay {
   void drop_unservable(int32_t request, double first_token_s);
 
   // From the instances that run prompts to those that decode: handovers.cpp.
-  void hand_over(Instance& i, const Prompt& prompt);
+  void hand_over(Instance& i, const Prompt& prompt, int32_t decode_pool);
   void take_handovers(Instance& i);  // begin transfers for which there is memory now
   void end_transfer();
 
@@ -166,9 +166,9 @@ class Replay {
   int64_t following_ = 0;  // the next request that arrives
   std::vector<Instance> instances_;
   std::vector<double> pool_energy_;
-  std::vector<Event> events_;       // heap, soonest first
-  std::vector<int32_t> stranded_;   // requests that came when no instance ran
-  std::vector<Handover> unplaced_;  // prompts that were through when no instance decoded
+  std::vector<Event> events_;      // heap, soonest first
+  std::vector<int32_t> stranded_;  // requests that came when no instance ran
+  std::vector<Unplaced> unplaced_;
   int64_t helped_ = 0, squashed_ = 0, too_long_ = 0, preempted_ = 0;
 };
 

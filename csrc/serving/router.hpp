@@ -53,10 +53,11 @@ class Router {
   double reserve(int32_t pool, const Arrival& arrival) const;
 
   static void check_pool(int32_t pool);  // throws std::out_of_range
+  // Lets a pool that is checked be asked about.
+  void ensure_pool(int32_t pool);
 
  private:
   struct Estimate;
-  void ensure_pool(int32_t pool);
   double wait_at(const Instance& i, const Arrival& arrival, double now, Estimate& estimate) const;
   Choice best_of(int32_t pool, const Arrival& arrival, const std::vector<Instance>& instances,
                  double now, double* wait) const;

@@ -109,6 +109,30 @@ void test_a_retired_instance_finishes_what_it_has_and_draws_nothing_more() {
   CHECK(near(total(replay.series().energy()), 0.1 * kPromptW + kStepS * kStepW));
 }
 
+void test_a_request_decodes_where_its_pool_hands_over_though_its_instance_moves() {
+  Load load{{0}, {1000}, {3}};
+  const Service service = load.service();
+  Replay replay = fleet(service, 1);
+  replay.hand_over(0, 1);
+  replay.advance(0.5);  // its prompt is through, and no instance decodes
+  replay.move(0, 2, 1, false);
+  const int32_t decoding = replay.start(1, 0, 1, false, 0.5);
+  replay.advance(100);
+  CHECK(replay.tally().counts()[0].requests == 1 && replay.tally().counts()[0].attained == 1);
+  CHECK(near(replay.instances()[decoding].batch.progress(), 2));
+}
+
+void test_an_instance_that_leaves_may_move_to_a_pool_that_is_new() {
+  Load load{{0}, {1000}, {2}};
+  const Service service = load.service();
+  Replay replay = fleet(service, 1);
+  replay.advance(0.01);
+  replay.retire(0);
+  replay.move(0, 50, 1, false);
+  replay.advance(100);
+  CHECK(replay.tally().counts()[0].attained == 1);
+}
+
 void test_energy_lies_in_the_slots_in_which_it_is_used() {
   Load load{{0}, {0}, {1}};
   const Service service = load.service();
@@ -199,6 +223,8 @@ int main() {
   test_a_request_beyond_its_slo_is_not_attained();
   test_without_an_instance_requests_wait_and_count_as_late();
   test_a_retired_instance_finishes_what_it_has_and_draws_nothing_more();
+  test_a_request_decodes_where_its_pool_hands_over_though_its_instance_moves();
+  test_an_instance_that_leaves_may_move_to_a_pool_that_is_new();
   test_energy_lies_in_the_slots_in_which_it_is_used();
   test_a_request_that_never_ends_is_counted_in_the_end();
   test_twice_the_load_needs_twice_the_instances();
