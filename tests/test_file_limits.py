@@ -22,7 +22,10 @@ from envplan.errors import InputError
 from envplan.profile import Profile
 from envplan.sweep.running import open_journal
 
-PROFILE = Path(__file__).parent / "fixtures" / "v0.1" / "profile.csv"
+RELEASED = Path(__file__).parent / "fixtures" / "v0.1"
+PROFILE = RELEASED / "profile.csv"
+PLAN = json.loads((RELEASED / "plan.json").read_bytes())
+PLAN["job"]["microbatches"] = 250_000
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -45,6 +48,7 @@ SMALL_FILES: list[tuple[str, bytes, tuple[str, ...]]] = [
     ("b.csv", b"0F9999999,0B9999999\n", ("schedule", "import", "FILE")),
     ("a.json", b'{"pipeline_model_parallel_size": 9223372036854775807}', MEGATRON),
     ("b.json", b'{"pipeline_model_parallel_size": 8, "num_layers": 1e300}', MEGATRON),
+    ("c.json", b'{"pipeline_model_parallel_size": 131000}', MEGATRON),
     ("digits.yaml", b"pipeline_model_parallel_size: " + NINES, MEGATRON),
     ("hex.yaml", b"pipeline_model_parallel_size: 0x" + b"f" * 5000, MEGATRON),
     ("date.yaml", b"pipeline_model_parallel_size: 2026-99-99", MEGATRON),
@@ -52,6 +56,7 @@ SMALL_FILES: list[tuple[str, bytes, tuple[str, ...]]] = [
     ("flow.yaml", b"{a: " * 3000, MEGATRON),
     ("config.json", json.dumps(CONFIG).encode(), ("profile", "--model", "FILE", "--gpu", "h100")),
     ("digits.json", b'{"schema": "envplan/plan/v1", "x": ' + NINES + b"}", ("check", "FILE")),
+    ("plan.json", json.dumps(PLAN).encode(), ("check", "FILE", "--profile", str(PROFILE))),
     ("deep.json", DEEP, ("check", "FILE")),
     ("nested.json", b"[" * 500 + b"]" * 500, ("check", "FILE")),
     ("lists.json", b"[" + b"[]," * 3_000_000 + b"[]]", ("check", "FILE")),

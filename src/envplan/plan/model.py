@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from envplan._io.completion import names_for_users
 from envplan._io.documents import Count, Document, GpuCount, Index, Joules, Model, Seconds, Watts
@@ -21,7 +21,7 @@ from envplan.costs.model import Costs, TimeAndEnergy
 from envplan.errors import InputError
 from envplan.frontier import BlockingPowerSource
 from envplan.pipeline import Pipeline
-from envplan.pipeline.spec import PipelineSpec
+from envplan.pipeline.spec import DAG_SCHEDULE, PipelineSpec
 from envplan.plan.late_clock_prices import LateClockPrices
 from envplan.plan.plan_v1 import request_of_v1
 from envplan.plan.target import Target
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PLAN_SCHEMA: Final = "envplan/plan/v1"
+
+#: The operations of a job of so many are made in less than a second.
+_QUICKLY_MADE_OPERATIONS: Final = 10_000
 
 #: What the lower bound of a plan follows from: the relaxation alone, the relaxation and what late
 #: and held clocks cost at least, or a proof of CP-SAT.
@@ -222,6 +225,24 @@ class Plan(Document):
     stated_request: Request | None = Field(
         None, alias="request", description="what was asked for, so that it can be asked again"
     )
+
+    @model_validator(mode="after")
+    def _refuse_job_of_many_more_operations(self) -> Self:
+        """Refuse a job of more operations than the plan lists, if it takes long to make them.
+
+        Those of other jobs are made, and the first that differs is named.
+        """
+        job, num_listed = self.job, sum(map(len, self.stages))
+        if job.schedule == DAG_SCHEDULE:
+            return self
+        # A microbatch goes forward and backward through every chunk.
+        least = 2 * job.stages * job.chunks * job.microbatches
+        if least > max(num_listed, _QUICKLY_MADE_OPERATIONS):
+            raise ValueError(
+                f"stages lists {num_listed} operations; {job.microbatches} microbatches on "
+                f"{job.stages} stages of {job.chunks} chunks make at least {least}"
+            )
+        return self
 
     @property
     def request(self) -> Request:
