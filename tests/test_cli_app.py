@@ -123,8 +123,8 @@ main()
     assert said == (130, "", "envplan: error: interrupted\n")
 
 
-# Python cannot raise what comes in the callback of a weak reference. matplotlib has many of these.
-_LOSING = """
+# Python only reports what is raised in the callback of a weak reference; it does not propagate.
+_LOSE_INTERRUPTION = """
 import os, signal, sys, weakref
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent does with it
 class Thing: pass
@@ -137,7 +137,7 @@ def lose_an_interruption(*_):
 
 def test_an_interruption_that_a_library_turns_into_another_error_is_one_line() -> None:
     code = (
-        _LOSING
+        _LOSE_INTERRUPTION
         + """
 import envplan
 from envplan.cli.app import main
@@ -154,9 +154,31 @@ main()
     assert said == (130, "", "envplan: error: interrupted\n")
 
 
+def test_a_command_ends_although_a_library_loses_its_interruption() -> None:
+    code = (
+        _LOSE_INTERRUPTION
+        + """
+import time
+import envplan
+from envplan.cli.app import main
+def profiles():
+    lose_an_interruption()
+    time.sleep(3600)
+envplan.builtin_profiles = profiles
+sys.argv = ["envplan", "profiles"]
+main()
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    said = (done.returncode, done.stdout, done.stderr)
+    assert said == (130, "", "envplan: error: interrupted\n")
+
+
 def test_a_watch_ends_although_a_library_loses_its_interruption() -> None:
     code = (
-        _LOSING
+        _LOSE_INTERRUPTION
         + """
 from envplan.cli.invocation import Invocation
 from envplan.cli.site_orders import follow_signal
@@ -165,7 +187,7 @@ class Watch:
         lose_an_interruption()
         yield from ()
 with Invocation().running():
-    follow_signal(Watch(), 0.0)
+    follow_signal(Watch(), every_s=3600.0)
 """
     )
     done = subprocess.run(

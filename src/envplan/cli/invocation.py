@@ -6,19 +6,23 @@ finds it by `invocation()`.
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from envplan._io.files import check_writable, same_file
 from envplan.errors import EnvplanError, InputError
+
+#: From an interruption that got lost until the next one.
+_AGAIN_S: Final = 0.05
 
 
 @dataclass
@@ -31,8 +35,7 @@ class Invocation:
         quiet: whether nothing but errors is printed.
         color: whether to print in colours; None where the terminal decides.
         warnings: about what is probably not meant, each once, in order; printed in the end.
-        interrupted: whether Ctrl-C has come. What runs until then asks it each time around, because
-            libraries lose a KeyboardInterrupt that comes while they clean up, as matplotlib does.
+        interrupted: whether Ctrl-C or SIGTERM has come, and has not ended anything yet.
     """
 
     command: str = ""
@@ -41,6 +44,7 @@ class Invocation:
     color: bool | None = None
     warnings: dict[str, None] = field(default_factory=dict)
     interrupted: bool = False
+    _signal: int = signal.SIGINT
     _inputs: list[str | Path] = field(default_factory=list)
     _outputs: list[Path] = field(default_factory=list)
 
@@ -53,45 +57,85 @@ class Invocation:
     def running(self) -> Iterator[None]:
         """Make this the invocation that runs, and that Ctrl-C interrupts."""
         token = _RUNNING.set(self)
-        usual_handler, usual_hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
-        handles_ctrl_c = usual_handler is signal.default_int_handler and (
-            threading.current_thread() is threading.main_thread()
-        )
+        usual_handler = signal.getsignal(signal.SIGINT)
+        is_in_main_thread = threading.current_thread() is threading.main_thread()
+        handles_ctrl_c = is_in_main_thread and usual_handler is signal.default_int_handler
         if handles_ctrl_c:
             signal.signal(signal.SIGINT, self.interrupt)
-            sys.unraisablehook = partial(_report_unless_interruption, usual_hook)
         try:
-            yield
+            if is_in_main_thread:
+                with self._interrupting_again():
+                    yield
+            else:
+                yield
         finally:
             if handles_ctrl_c:
-                sys.unraisablehook = usual_hook
                 signal.signal(signal.SIGINT, usual_handler)
             _RUNNING.reset(token)
 
-    def interrupt(self, *_: object) -> None:
-        """Do what Ctrl-C does, as the handler of a signal.
+    def interrupt(self, number: int = signal.SIGINT, *_: object) -> None:
+        """Note an interruption and raise it, as the handler of SIGINT or SIGTERM.
+
+        Args:
+            number: of the signal.
 
         Raises:
             KeyboardInterrupt: always.
         """
         self.interrupted = True
+        self._signal = number
         raise KeyboardInterrupt
 
     @contextmanager
+    def _interrupting_again(self) -> Iterator[None]:
+        """Interrupt again shortly after Python could not propagate a KeyboardInterrupt.
+
+        It cannot in the callback of a weak reference, of which matplotlib has many.
+        """
+        usual_hook, main_thread = sys.unraisablehook, threading.get_ident()
+        is_over = False
+
+        def interrupt_again() -> None:
+            time.sleep(_AGAIN_S)
+            if not is_over:
+                signal.pthread_kill(main_thread, self._signal)
+
+        def report(lost: sys.UnraisableHookArgs) -> None:
+            if issubclass(lost.exc_type, KeyboardInterrupt):
+                # threading.Thread takes locks, which whoever was interrupted may hold.
+                _thread.start_new_thread(interrupt_again, ())
+            else:
+                usual_hook(lost)
+
+        sys.unraisablehook = report
+        try:
+            yield
+        finally:
+            is_over = True
+            sys.unraisablehook = usual_hook
+
+    @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Have an interruption end in KeyboardInterrupt, not in what a library makes of it.
+        """Raise KeyboardInterrupt in place of an error that a library made of one.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C has come, and an error that is not ours after it.
+            KeyboardInterrupt: an error after an interruption that is neither ours nor the system's.
         """
         try:
             yield
-        except EnvplanError:
+        except (EnvplanError, OSError):
             raise
         except Exception as error:
             if self.interrupted:
                 raise KeyboardInterrupt from error
             raise
+
+    @contextmanager
+    def until_interrupted(self) -> Iterator[None]:
+        """Let an interruption be the usual end of something."""
+        with suppress(KeyboardInterrupt), self.interruptible():
+            yield
+        self.interrupted = False
 
     def will_read(self, *inputs: str | Path | None) -> None:
         """Note input files: no output may replace one by what is made from it.
@@ -129,14 +173,6 @@ class Invocation:
         for output in self._outputs:
             if any(same_file(path, output) for path in self._inputs):
                 raise InputError("is an input itself; choose another output file", path=output)
-
-
-def _report_unless_interruption(
-    report: Callable[[sys.UnraisableHookArgs], object], lost: sys.UnraisableHookArgs
-) -> None:
-    """Report an exception that nobody could catch; an interruption is remembered anyway."""
-    if not issubclass(lost.exc_type, KeyboardInterrupt):
-        report(lost)
 
 
 _RUNNING: Final[ContextVar[Invocation]] = ContextVar("invocation")

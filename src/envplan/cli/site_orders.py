@@ -6,7 +6,6 @@ import json
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -177,8 +176,8 @@ def follow_signal(watch: SiteWatch, every_s: float) -> None:
     """
     call = invocation()
     signal.signal(signal.SIGTERM, call.interrupt)
-    with suppress(KeyboardInterrupt), call.interruptible():  # the usual end of it
-        while not call.interrupted:
+    with call.until_interrupted():
+        while True:
             begin_s = time.monotonic()
             for event in watch.round():
                 tell(event)

@@ -70,13 +70,14 @@ def hold(
     options: dict[str, str | int] = {}
     if backend == "modelled":
         options = {"gpu": modelled_model(applied.gpu), "count": applied.gpus_per_node}
-    signal.signal(signal.SIGTERM, invocation().interrupt)
+    call = invocation()
+    signal.signal(signal.SIGTERM, call.interrupt)
     with (
-        suppress(KeyboardInterrupt),  # the usual end of holding
-        hold_clocks(applied, node, backend=backend, backend_options=options) as guards,
         suppress(KeyboardInterrupt),
+        hold_clocks(applied, node, backend=backend, backend_options=options) as guards,
+        call.until_interrupted(),
     ):
-        if not (invocation().quiet or invocation().json):
+        if not (call.quiet or call.json):
             for device, mhz in sorted(applied.clocks_of(node).items()):
                 ui.say(f"GPU {device}: {mhz} MHz")
         end_s = math.inf if seconds is None else time.monotonic() + seconds
