@@ -382,7 +382,7 @@ class Composition {
         append_choices_in_triangle(kept[k - 1], kept[k], line, weight_on_line, share, &more);
       }
       for (const Choice& choice : more) {
-        // Within the error of floating point the triangle has others, too, such as a vertex beside.
+        // By the error of floating point, points outside the triangle come too, such as a vertex.
         const bool is_between = faster.time < choice.time && choice.time < cheaper.time &&
                                 faster.cost > choice.cost && choice.cost > cheaper.cost;
         if (is_between) kept.push_back(choice);

@@ -74,8 +74,8 @@ def test_later_deadlines_never_use_more_in_a_large_pipeline(options: dict[str, A
     assert energies_j == sorted(energies_j, reverse=True)
 
 
-#: Shares of the way from the least budget to the most; among these, larger ones once were answered
-#: by slower plans.
+#: Shares of the way from the least budget to the most, where larger ones once were answered by
+#: slower plans.
 BUDGET_SHARES = np.arange(54, 83) / 99
 
 #: Shares of the way from T_min to T_star around which later deadlines once cost more.

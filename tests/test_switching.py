@@ -275,7 +275,7 @@ def test_clocks_that_come_sooner_may_save_less_than_any_later_ones(
     ask: Ask, deadline: float, least_j: dict[float, float]
 ) -> None:
     # An operation whose clock comes late does a part of its work at the clock before, and so takes
-    # a time that none of its rows has. No search can do without: all choices are tried.
+    # a time that none of its rows has. So even all choices there are have less energy later.
     rows = [(0, name, mhz, time, energy) for name in ("forward", "backward")
             for mhz, time, energy in ((1000, 2.0, 10.0), (2000, 1.0, 30.0))]  # fmt: skip
     frontier = trace_frontier(Pipeline("1f1b", 1, 1), Profile.from_rows(rows), blocking_power=0)

@@ -395,7 +395,7 @@ class RoundedCandidates(GridCandidates):
         return np.zeros_like(self._frontier.problem.table)
 
     def faster_than(self, replay: Replay) -> list[Replay]:
-        """None: rounded optima use all of their time."""
+        """An empty list: rounded optima use all of their time."""
         del replay
         return []
 

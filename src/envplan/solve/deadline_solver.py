@@ -15,9 +15,9 @@ from envplan.request import Request
 from envplan.solve.relaxed_cost import EnergyCurve, relaxed_cost_minima
 from envplan.units import ns_from_s, ns_from_s_floor
 
-#: A bisection that need not be exact ends where so many of what is left make up its span.
+#: A bisection that is not exact ends where one part in so many of its span is left.
 FINE_RESOLUTION: Final = 1000
-#: The same where each step takes long.
+#: The same for solutions that take long.
 COARSE_RESOLUTION: Final = 64
 
 Answer = TypeVar("Answer")
@@ -162,8 +162,8 @@ def bisect_first_feasible(
         above: numbers greater than this.
         up_to: and not greater than this; None comes back if this has no answer.
         solve: the answer of a number, None where it has none.
-        resolution: the number found is the least up to one part in so many of the span; None:
-            exactly, if all numbers after it have answers.
+        resolution: the search ends where one part in so many of the span is left; None: at the
+            least number, if all after the first that has an answer have one.
         progress: called with (bisections to go, 0).
     """
     if up_to <= above:
@@ -176,10 +176,10 @@ def bisect_first_feasible(
     if best is None:
         return None
     infeasible, feasible = first, up_to
-    near_enough = 1 if resolution is None else max(1, (feasible - infeasible) // resolution)
-    while feasible - infeasible > near_enough:
+    max_gap = 1 if resolution is None else max(1, (feasible - infeasible) // resolution)
+    while feasible - infeasible > max_gap:
         if progress is not None:
-            progress(((feasible - infeasible) // near_enough).bit_length(), 0)
+            progress(((feasible - infeasible) // max_gap).bit_length(), 0)
         middle = (infeasible + feasible) // 2
         answer = solve(middle)
         if answer is None:

@@ -145,7 +145,7 @@ class SearchedCandidates(GridCandidates):
         self._late_bounds = late_bounds
         self._grid = SearchGrid(frontier, is_slow=self._has_good_starts)
         self._kept_deadlines_ns: set[int] = set()
-        self._found_between_grid: dict[int, Replay | None] = {}
+        self._between_grid_cache: dict[int, Replay | None] = {}
         self._peak_power: PeakPowerHeuristic | None = None
         peak_10uw = self._penalties.peak_10uw
         if peak_10uw is not None:
@@ -226,14 +226,14 @@ class SearchedCandidates(GridCandidates):
     def faster_than(self, replay: Replay) -> list[Replay]:
         """Candidates that searches find between the grid and another candidate, the fastest first.
 
-        Searches are made for fixed deadlines, and none of their candidates ends before the grid's
-        last deadline: so what a smaller budget finds here is not faster than what a larger one
-        finds in an earlier step of the grid.
+        Searches are made for fixed deadlines, and only candidates that end after the last deadline
+        of the grid are returned. So what a smaller budget finds here is not faster than what a
+        larger one finds in an earlier step of the grid.
         """
         end_ns = self._grid.first_from(replay.makespan_ns)
         begin_ns = next(self.grid_deadlines(replay.makespan_ns - 1), None)
         if begin_ns is None or end_ns is None:
-            return []  # nothing is faster than T_min
+            return []  # nothing is faster than T_min, nor slower than T_max
         candidates = []
         for k in range(1, _SEARCHES_FOR_LEAST_TIME + 1):
             deadline_ns = begin_ns + (end_ns - begin_ns) * k // _SEARCHES_FOR_LEAST_TIME
@@ -243,12 +243,12 @@ class SearchedCandidates(GridCandidates):
         return sorted(candidates, key=lambda candidate: candidate.makespan_ns)
 
     def _between_grid(self, deadline_ns: int) -> Replay | None:
-        """What a full search finds for any deadline, made once; None where it finds nothing."""
-        known = self._found_between_grid
-        if deadline_ns not in known:
+        """The candidate of a full search for any deadline, made once; None: none holds."""
+        cache = self._between_grid_cache
+        if deadline_ns not in cache:
             result = self._full_search(deadline_ns)
-            known[deadline_ns] = self.replay(result.choice) if result.holds else None
-        return known[deadline_ns]
+            cache[deadline_ns] = self.replay(result.choice) if result.holds else None
+        return cache[deadline_ns]
 
     def deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
         """Grid deadlines whose candidates may be the best by a deadline, ns, the latest first."""

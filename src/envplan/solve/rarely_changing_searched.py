@@ -41,7 +41,7 @@ from envplan.solve.solution import NoPlanInTimeError
 #: A plan for clocks at once may end late by one part in so many of its deadline.
 _LATE_PART: Final = 500
 #: A plan for clocks at once that is kept may use one part in so many more than other plans with few
-#: changes: their deadlines lie so far apart.
+#: changes: so much lies between two deadlines of its grid.
 _PART_FOR_KEPT: Final = 2000
 #: Late clocks make a plan cheaper by at most one part in so many; cheaper ones are dropped.
 _CHEAPER_PART: Final = 500
@@ -138,9 +138,9 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
         time_ns = free.makespan_ns
         free_10fj = self._energy_10fj(free, time_ns)
         spared_10fj = free_10fj // ENERGY_PER_ALLOWANCE
-        most_for_kept_10fj = free_10fj + spared_10fj + free_10fj // _PART_FOR_KEPT
         if not self._is_from_at_once(deadline_ns):
             return self._rarely_changing(free, time_ns, spared_10fj)
+        kept_limit_10fj = free_10fj + spared_10fj + free_10fj // _PART_FOR_KEPT
 
         def bound_10fj(idle: bool) -> int:
             return self.bound_10fj(deadline_ns, idle_until_deadline=idle)
@@ -151,7 +151,8 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
             kept = self._from_at_once(at_once_ns, free)
             if kept is None or kept.makespan_ns > deadline_ns:
                 continue
-            costs_little = self._energy_10fj(kept, time_ns) <= most_for_kept_10fj
+            kept_10fj = self._energy_10fj(kept, time_ns)
+            costs_little = self.change_price_10fj > 0 or kept_10fj <= kept_limit_10fj
             if costs_little and not self._undercuts(kept, bound_10fj):
                 return kept
         candidate = self._rarely_changing(free, time_ns, spared_10fj)

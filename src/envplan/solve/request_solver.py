@@ -18,6 +18,7 @@ from envplan.solve.conditions import SearchConditions
 from envplan.solve.deadline_search import DeadlineSearch
 from envplan.solve.deadline_solver import (
     COARSE_RESOLUTION,
+    FINE_RESOLUTION,
     DeadlineSolver,
     bisect_first_feasible,
 )
@@ -198,18 +199,21 @@ class RequestSolver(DeadlineSolver[Solution]):
     def fastest(self) -> Solution:
         """The fastest solution found that keeps all limits.
 
-        A later deadline never costs more, so deadlines are bisected to the first whose solution is
-        within a budget. A larger budget has no later one.
+        Up to T_star a later deadline never costs more, so deadlines are bisected to the first whose
+        solution is within a budget. A larger budget has no later one. Where each solution takes
+        long to prove or to polish, the bisection is not exact.
 
         Raises:
             NoAnswerError: none keeps them; says by how much.
         """
-        frontier, resolution = self.frontier, None
+        frontier = self.frontier
+        resolution: int | None = None
         middle_ns = frontier.min_energy_time_ns
-        if not self._conditions.for_candidates().is_plain:
+        is_plain = self._conditions.for_candidates().is_plain
+        if not is_plain:
             middle_ns = max(middle_ns, self._candidates.fastest.makespan_ns)
-        if self._keeper.probability is not None:
-            resolution = COARSE_RESOLUTION  # each proof takes some thousand replays
+        if self._keeper.probability is not None or self.request.effort.polish_s:
+            resolution = FINE_RESOLUTION if is_plain else COARSE_RESOLUTION
         earliest_ns = min(self._earliest_by_relaxation_ns(), frontier.slowest_time_ns)
         solution = self.earliest_from(earliest_ns, middle_ns, resolution=resolution)
         if solution is not None:
