@@ -106,6 +106,14 @@ def test_interruption_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ran.code, ran.err) == (130, "envplan: error: interrupted\n")
 
 
+def said_by(code: str) -> tuple[int, str, str]:
+    """The exit code, output and errors of a process that runs some code for a minute at most."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
 def test_an_interruption_while_commands_are_imported_is_one_line() -> None:
     code = """
 import os, signal, sys
@@ -118,9 +126,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent 
 from envplan.cli.main import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    said = (done.returncode, done.stdout, done.stderr)
-    assert said == (130, "", "envplan: error: interrupted\n")
+    assert said_by(code) == (130, "", "envplan: error: interrupted\n")
 
 
 # Python only reports what is raised in the callback of a weak reference; it does not propagate.
@@ -136,9 +142,7 @@ def lose_an_interruption(*_):
 
 
 def test_an_interruption_that_a_library_turns_into_another_error_is_one_line() -> None:
-    code = (
-        _LOSE_INTERRUPTION
-        + """
+    code = """
 import envplan
 from envplan.cli.app import main
 def profiles():
@@ -148,16 +152,11 @@ envplan.builtin_profiles = profiles
 sys.argv = ["envplan", "profiles"]
 main()
 """
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    said = (done.returncode, done.stdout, done.stderr)
-    assert said == (130, "", "envplan: error: interrupted\n")
+    assert said_by(_LOSE_INTERRUPTION + code) == (130, "", "envplan: error: interrupted\n")
 
 
 def test_a_command_ends_although_a_library_loses_its_interruption() -> None:
-    code = (
-        _LOSE_INTERRUPTION
-        + """
+    code = """
 import time
 import envplan
 from envplan.cli.app import main
@@ -168,18 +167,11 @@ envplan.builtin_profiles = profiles
 sys.argv = ["envplan", "profiles"]
 main()
 """
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
-    said = (done.returncode, done.stdout, done.stderr)
-    assert said == (130, "", "envplan: error: interrupted\n")
+    assert said_by(_LOSE_INTERRUPTION + code) == (130, "", "envplan: error: interrupted\n")
 
 
 def test_a_watch_ends_although_a_library_loses_its_interruption() -> None:
-    code = (
-        _LOSE_INTERRUPTION
-        + """
+    code = """
 from envplan.cli.invocation import Invocation
 from envplan.cli.site_orders import follow_signal
 class Watch:
@@ -189,12 +181,11 @@ class Watch:
 with Invocation().running():
     follow_signal(Watch(), every_s=3600.0)
 """
+    assert said_by(_LOSE_INTERRUPTION + code) == (
+        0,
+        "stopped; jobs go on under their last orders\n",
+        "",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
-    said = (done.returncode, done.stdout, done.stderr)
-    assert said == (0, "stopped; jobs go on under their last orders\n", "")
 
 
 def test_with_json_an_error_is_a_document_too() -> None:

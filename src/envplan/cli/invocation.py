@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,10 +63,7 @@ class Invocation:
         if handles_ctrl_c:
             signal.signal(signal.SIGINT, self.interrupt)
         try:
-            if is_in_main_thread:
-                with self._interrupting_again():
-                    yield
-            else:
+            with self._interrupting_again() if is_in_main_thread else nullcontext():
                 yield
         finally:
             if handles_ctrl_c:

@@ -39,9 +39,9 @@ from envplan.solve.fewer_changes import (
 from envplan.solve.late_bound import FlowPrices, PricedBound, cheapest_stage_paths
 from envplan.solve.solution import Polished
 
-#: Grid step for clocks at once: the relaxed energy changes by this share of it, half of what fewer
-#: changes may cost.
-_STEP_SHARE: Final = 5e-4
+#: Grid step for clocks at once: the relaxed energy changes by one part in so many, half of what
+#: fewer changes may cost.
+STEP_PART: Final = 2000
 #: One part in so many of what polishing gains is spent on fewer changes.
 _PART_GIVEN_BACK: Final = 3
 #: Share of the polishing time that is kept for fewer changes.
@@ -218,7 +218,7 @@ class RarelyChangingAtOnce(RarelyChangingCandidates, GridCandidates):
         self, frontier: Relaxation, conditions: SearchConditions, free: RoundedCandidates
     ) -> None:
         super().__init__(frontier, conditions, free)
-        self._grid = RoundingGrid(frontier, _STEP_SHARE)
+        self._grid = RoundingGrid(frontier, 1 / STEP_PART)
 
     def grid_deadlines(self, latest_ns: int) -> Iterator[int]:
         """The deadlines of the grid up to a time, ns, the latest first.

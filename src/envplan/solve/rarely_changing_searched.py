@@ -35,14 +35,15 @@ from envplan.solve.candidates import (
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.fewer_changes import ENERGY_PER_ALLOWANCE
 from envplan.solve.local_search import SearchedCandidates
-from envplan.solve.rarely_changing import RarelyChangingAtOnce, RarelyChangingCandidates
+from envplan.solve.rarely_changing import (
+    STEP_PART,
+    RarelyChangingAtOnce,
+    RarelyChangingCandidates,
+)
 from envplan.solve.solution import NoPlanInTimeError
 
 #: A plan for clocks at once may end late by one part in so many of its deadline.
 _LATE_PART: Final = 500
-#: A plan for clocks at once that is kept may use one part in so many more than other plans with few
-#: changes: so much lies between two deadlines of its grid.
-_PART_FOR_KEPT: Final = 2000
 #: Late clocks make a plan cheaper by at most one part in so many; cheaper ones are dropped.
 _CHEAPER_PART: Final = 500
 #: A free candidate is a start only if it costs less than each of so many just before it.
@@ -140,7 +141,8 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
         spared_10fj = free_10fj // ENERGY_PER_ALLOWANCE
         if not self._is_from_at_once(deadline_ns):
             return self._rarely_changing(free, time_ns, spared_10fj)
-        kept_limit_10fj = free_10fj + spared_10fj + free_10fj // _PART_FOR_KEPT
+        # The deadline that a kept plan was made for may lie a step of its grid earlier.
+        kept_limit_10fj = free_10fj + spared_10fj + free_10fj // STEP_PART
 
         def bound_10fj(idle: bool) -> int:
             return self.bound_10fj(deadline_ns, idle_until_deadline=idle)
@@ -156,11 +158,8 @@ class RarelyChangingSearched(RarelyChangingCandidates, GridCandidates):
             if costs_little and not self._undercuts(kept, bound_10fj):
                 return kept
         candidate = self._rarely_changing(free, time_ns, spared_10fj)
-        return (
-            free
-            if self._undercuts(candidate, partial(self._floor_of_free_10fj, free))
-            else candidate
-        )
+        floor_10fj = partial(self._floor_of_free_10fj, free)
+        return free if self._undercuts(candidate, floor_10fj) else candidate
 
     def _is_from_at_once(self, deadline_ns: int) -> bool:
         """Whether the free candidate for a deadline of the grid is a plan for clocks at once."""
